@@ -1,0 +1,182 @@
+"""Parameters of a mixture on a device, their sufficient statistics, and the M-step.
+
+Everything here is K-sized work in float64. Values are in the frame of the caller of the kernels
+(the estimator centres and scales its data first).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+COVARIANCE_TYPES = ("spherical", "diag", "tied", "full")
+
+# scikit-learn adds ten machine epsilons to the count of each component, so that an empty one has a
+# weight of about zero and a finite mean.
+COUNT_FLOOR = 10 * torch.finfo(torch.float64).eps
+
+
+class IllDefinedCovarianceError(ValueError):
+    """A covariance is not positive definite; names the first component it happened to."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """K Gaussians in D dimensions with their weights; float64 tensors on one device.
+
+    Attributes
+    ----------
+    covariance_type : {"spherical", "diag", "tied", "full"}
+    weights : Tensor of shape (K,)
+    means : Tensor of shape (K, D)
+    covariances : Tensor
+        (K,) spherical, (K, D) diag, (D, D) tied, (K, D, D) full.
+    precisions_cholesky : Tensor
+        Same shape. ``1 / sigma`` for spherical and diag; for tied and full the upper triangular U
+        with ``inverse(covariance) = U U^T``, so that ``|(x - mean) U|^2`` is the Mahalanobis
+        distance.
+    """
+
+    covariance_type: str
+    weights: Tensor
+    means: Tensor
+    covariances: Tensor
+    precisions_cholesky: Tensor
+
+    @classmethod
+    def from_covariances(
+        cls, covariance_type: str, weights: Tensor, means: Tensor, covariances: Tensor
+    ) -> "Components":
+        """Components with the precision factors computed from the covariances."""
+        factors = precisions_cholesky(covariances, covariance_type)
+        return cls(covariance_type, weights, means, covariances, factors)
+
+    def log_constants(self) -> Tensor:
+        """``log weight + log |U| - D/2 log(2 pi)`` of each component, shape (K,)."""
+        k, d = self.means.shape
+        log_det = half_log_determinant(self.precisions_cholesky, self.covariance_type, d)
+        return self.weights.log() + log_det.expand(k) - 0.5 * d * math.log(2 * math.pi)
+
+    def squared_radii(self) -> Tensor:
+        """Squared Mahalanobis norm of each mean, shape (K,).
+
+        Bounds the cancellation in ``|x|^2 - 2 x.mean + |mean|^2``: what a low precision loses is
+        its rounding unit times this.
+        """
+        if self.covariance_type == "full":
+            return torch.einsum("kd,kde->ke", self.means, self.precisions_cholesky).square().sum(1)
+        if self.covariance_type == "tied":
+            return (self.means @ self.precisions_cholesky).square().sum(1)
+        factor = self.precisions_cholesky
+        return (self.means * (factor[:, None] if factor.ndim == 1 else factor)).square().sum(1)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over samples, taken about the means that the responsibilities were computed with.
+
+    Attributes
+    ----------
+    log_likelihood : Tensor, scalar
+        Sum of the log-densities of the samples.
+    s0 : Tensor of shape (K,)
+        ``sum_n r_nk``
+    s1 : Tensor of shape (K, D)
+        ``sum_n r_nk (x_n - mean_k)``
+    s2 : Tensor
+        Second moments about the means: ``sum_n r_nk |x_n - mean_k|^2`` (K,) for spherical, the same
+        per feature (K, D) for diag, the matrices ``sum_n r_nk (x_n - mean_k)(x_n - mean_k)^T``
+        (K, D, D) for full and their sum over k (D, D) for tied.
+    """
+
+    log_likelihood: Tensor
+    s0: Tensor
+    s1: Tensor
+    s2: Tensor
+
+
+def half_log_determinant(factor: Tensor, covariance_type: str, n_features: int) -> Tensor:
+    """``log |U|``, half the log-determinant of the precision; shape (K,), or (1,) for tied."""
+    if covariance_type == "spherical":
+        return n_features * factor.log()
+    if covariance_type == "diag":
+        return factor.log().sum(1)
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).reshape(-1)
+
+
+def precisions_cholesky(covariances: Tensor, covariance_type: str) -> Tensor:
+    """Upper triangular U of each inverse covariance (see `Components`).
+
+    Raises
+    ------
+    IllDefinedCovarianceError
+        Where a covariance is not positive definite in float64.
+    """
+    if covariance_type in ("spherical", "diag"):
+        bad = ~(covariances > 0)
+        _refuse(bad.any(1) if covariance_type == "diag" else bad)
+        return covariances.rsqrt()
+    lower, info = torch.linalg.cholesky_ex(covariances)
+    pivots = lower.diagonal(dim1=-2, dim2=-1)
+    _refuse(((info != 0) | ~(pivots > 0).all(-1)).reshape(-1))
+    eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    return inverse.mT.contiguous()
+
+
+def _refuse(bad: Tensor) -> None:
+    if bool(bad.any()):
+        k = int(bad.nonzero()[0])
+        raise IllDefinedCovarianceError(
+            f"Fitting the mixture model failed: the covariance of component {k} (and of "
+            f"{int(bad.sum()) - 1} others) is not positive definite, as happens when its samples "
+            "coincide or lie in a subspace. Use fewer components, increase reg_covar, or scale "
+            "the input data."
+        )
+
+
+def m_step(stats: Statistics, components: Components, reg_covar: float) -> Components:
+    """Maximum-likelihood parameters for given statistics.
+
+    Parameters
+    ----------
+    stats : Statistics
+        About ``components.means``.
+    components : Components
+        Those the statistics were computed with.
+    reg_covar : float
+        Added to the diagonal of each covariance, in squared units of the frame.
+
+    Returns
+    -------
+    Components
+
+    Raises
+    ------
+    IllDefinedCovarianceError
+        When a new covariance is not positive definite.
+
+    Notes
+    -----
+    With ``delta = s1 / s0`` the new mean is ``mean + delta`` and a second moment about the new mean
+    is the one about the old mean less ``delta delta^T``: near convergence delta vanishes, so
+    nothing cancels. A component without samples keeps its mean.
+    """
+    kind = components.covariance_type
+    counts = stats.s0 + COUNT_FLOOR
+    delta = stats.s1 / counts[:, None]
+    if kind == "spherical":
+        moment = stats.s2 / counts - delta.square().sum(1)
+        covariances = moment.clamp_min(0) / delta.shape[1] + reg_covar
+    elif kind == "diag":
+        covariances = (stats.s2 / counts[:, None] - delta.square()).clamp_min(0) + reg_covar
+    elif kind == "tied":
+        covariances = (stats.s2 - (counts[:, None] * delta).T @ delta) / counts.sum()
+        covariances.diagonal().add_(reg_covar)
+    else:
+        covariances = stats.s2 / counts[:, None, None] - delta[:, :, None] * delta[:, None, :]
+        covariances.diagonal(dim1=-2, dim2=-1).add_(reg_covar)
+    return Components.from_covariances(
+        kind, counts / counts.sum(), components.means + delta, covariances
+    )

@@ -1,0 +1,233 @@
+"""Tiled EM in plain torch, for any device: the backend that ships beside the Triton kernels.
+
+A Gaussian is an exponential family: its log-density is linear in features of x (x, |x|^2 or x^2, 1),
+and the sufficient statistics are sums of the same features. So one matrix product per tile gives
+all log-densities and a second one all statistics, for spherical, diag and (after whitening) tied
+covariances. Full covariances go component by component through their Cholesky factors, with
+``x - mean`` formed first, because expanding the square loses too much when they are ill-conditioned.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels.components import Components, Statistics
+
+Responder = Callable[[Tensor, "Prepared"], tuple[Tensor, Tensor]]
+
+# Elements of the largest temporary (tile rows x components): small enough for the processor's
+# cache, since several passes go over it; large enough to fill a GPU.
+_TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Components with the float64 coefficients of their log-densities, and a precision mode."""
+
+    components: Components
+    mode: str
+    coefficients: Tensor | None
+
+    @property
+    def kind(self) -> str:
+        return self.components.covariance_type
+
+
+def compute_dtype(mode: str) -> torch.dtype:
+    """Dtype in which products of a mode are computed here: half modes are emulated in float32."""
+    return torch.float64 if mode == "fp64" else torch.float32
+
+
+def round_operand(x: Tensor, mode: str) -> Tensor:
+    """x rounded to what a matrix product of the mode takes; the dtype of x stays.
+
+    fp16x3 splits an operand into two halves, which together hold as much as float32.
+    """
+    if mode == "fp16":
+        return x.half().to(x.dtype)
+    if mode == "bf16":
+        return x.bfloat16().to(x.dtype)
+    if mode == "tf32":
+        bits = x.float().contiguous().view(torch.int32)
+        return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).to(x.dtype)
+    return x
+
+
+def tile_rows(n_components: int, n_features: int, device: torch.device) -> int:
+    """Rows of a tile: bounds the temporaries whatever the number of samples."""
+    elements = _TILE_ELEMENTS.get(device.type, _TILE_ELEMENTS["cuda"])
+    rows = elements // max(n_components, 2 * n_features, 1)
+    return max(64, min(rows // 64 * 64, 1 << 16))
+
+
+def prepare(components: Components, mode: str) -> Prepared:
+    """Coefficients of the log-densities over `_features`, once per iteration."""
+    c = components
+    if c.covariance_type == "full":
+        return Prepared(c, mode, None)
+    means, factor = c.means, c.precisions_cholesky
+    if c.covariance_type == "tied":
+        means = means @ factor
+        precision = torch.ones_like(means[:, :1])
+    else:
+        precision = factor.square().reshape(len(means), -1)
+    means = round_operand(means, mode)
+    offset = c.log_constants() - 0.5 * (precision * means.square()).sum(1)
+    linear = precision * means
+    parts = [linear, offset[:, None]]
+    if c.covariance_type != "tied":
+        parts.insert(0, -0.5 * precision)
+    return Prepared(c, mode, torch.cat(parts, dim=1))
+
+
+def _features(x: Tensor, kind: str, mode: str) -> Tensor:
+    """Columns that the statistics sum: [|x|^2 | x^2], x, 1."""
+    x = round_operand(x, mode)
+    parts = [x, x.new_ones(len(x), 1)]
+    if kind == "spherical":
+        parts.insert(0, x.square().sum(1, keepdim=True))
+    elif kind == "diag":
+        parts.insert(0, x.square())
+    return torch.cat(parts, dim=1)
+
+
+def log_joint(x: Tensor, prepared: Prepared) -> Tensor:
+    """``log(weight_k N(x_n; mean_k, Sigma_k))`` of a tile, shape (n, K), in the dtype of x."""
+    if prepared.coefficients is None:
+        return _log_joint_full(x, prepared.components)
+    coefficients = prepared.coefficients.to(x.dtype)
+    if prepared.kind != "tied":
+        return _features(x, prepared.kind, prepared.mode) @ coefficients.T
+    white = x @ prepared.components.precisions_cholesky.to(x.dtype)
+    white = _features(white, "tied", prepared.mode)
+    logits = white @ coefficients.T
+    return logits.sub_(0.5 * white[:, :-1].square().sum(1, keepdim=True))
+
+
+def _component_blocks(n_components: int, n: int, d: int) -> Iterable[slice]:
+    step = max(1, (1 << 22) // max(1, n * d))
+    return (slice(k, min(k + step, n_components)) for k in range(0, n_components, step))
+
+
+def _log_joint_full(x: Tensor, c: Components) -> Tensor:
+    out = x.new_empty(len(x), len(c.means))
+    means, factors = c.means.to(x.dtype), c.precisions_cholesky.to(x.dtype)
+    constants = c.log_constants().to(x.dtype)
+    for block in _component_blocks(len(means), *x.shape):
+        white = torch.bmm(x[None] - means[block, None], factors[block])
+        out[:, block] = constants[block] - 0.5 * white.square().sum(-1).T
+    return out
+
+
+def responsibilities(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+    """Log-density (n,) and responsibilities (n, K) of a tile."""
+    logits = log_joint(x, prepared)
+    top = logits.amax(dim=1, keepdim=True)
+    logits.sub_(top).exp_()
+    total = logits.sum(dim=1, keepdim=True)
+    logits.div_(total)
+    return (total.log() + top).squeeze(1), logits
+
+
+def top_components(x: Tensor, prepared: Prepared, m: int) -> tuple[Tensor, Tensor]:
+    """The m likeliest components of each row, best first, and their log-responsibilities."""
+    logits = log_joint(x, prepared)
+    log_density = torch.logsumexp(logits, dim=1, keepdim=True)
+    values, ids = logits.topk(m, dim=1)
+    return ids, values - log_density
+
+
+def nearest_means(x: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of the nearest mean and squared distance to it, both (n,): hard assignment."""
+    half_squares = 0.5 * means.square().sum(1)
+    value, label = torch.addmm(half_squares, x, means.T, alpha=-1).min(dim=1)
+    return label, (2 * value + x.square().sum(1)).clamp_min_(0)
+
+
+def scatter(tiles: Iterable[Tensor], d: int, device: torch.device) -> Tensor:
+    """``sum_n x_n x_n^T`` in float64, (D, D): all that tied covariances need of the data."""
+    total = torch.zeros(d, d, dtype=torch.float64, device=device)
+    for x in tiles:
+        total += (x.T @ x).double()
+    return total
+
+
+def e_step(
+    tiles: Iterable[Tensor],
+    prepared: Prepared,
+    total_scatter: Tensor | None = None,
+    respond: Responder = responsibilities,
+) -> Statistics:
+    """Sufficient statistics of all tiles.
+
+    Parameters
+    ----------
+    tiles : iterable of Tensor of shape (n, D)
+        The samples, a tile at a time; float32 or float64.
+    prepared : Prepared
+        The statistics are about the means of its components.
+    total_scatter : Tensor of shape (D, D), optional
+        The result of `scatter`; required for tied covariances.
+    respond : callable, default=responsibilities
+        Gives log-density and responsibilities of a tile; starts put their own in.
+
+    Returns
+    -------
+    Statistics
+        float64; sums within a tile are in the dtype of the tile.
+    """
+    means = prepared.components.means
+    full = prepared.kind == "full"
+    log_likelihood = means.new_zeros(())
+    sums = None
+    for x in tiles:
+        log_density, resp = respond(x, prepared)
+        log_likelihood += log_density.double().sum()
+        part = _moments_full(x, resp, means) if full else _moments(x, resp, prepared)
+        sums = part if sums is None else tuple(a + b for a, b in zip(sums, part, strict=True))
+    if sums is None:
+        raise ValueError("tiles: at least one tile of samples is needed, got none.")
+    if full:
+        return Statistics(log_likelihood, *sums)
+    return _about_means(log_likelihood, sums[0], prepared, total_scatter)
+
+
+def _moments(x: Tensor, resp: Tensor, prepared: Prepared) -> tuple[Tensor]:
+    """Sums of the features about the origin, (K, F); in the dtype of x within the tile."""
+    resp = round_operand(resp, prepared.mode)
+    return ((resp.T @ _features(x, prepared.kind, prepared.mode)).double(),)
+
+
+def _moments_full(x: Tensor, resp: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """s0, s1 and s2 about the means, without a difference of large sums."""
+    d = x.shape[1]
+    s1 = means.new_empty(len(means), d)
+    s2 = means.new_empty(len(means), d, d)
+    for block in _component_blocks(len(means), *x.shape):
+        diff = x[None] - means[block, None].to(x.dtype)
+        weighted = resp[:, block].T[:, :, None] * diff
+        s1[block] = weighted.sum(1).double()
+        s2[block] = torch.bmm(weighted.mT, diff).double()
+    return resp.sum(0, dtype=torch.float64), s1, s2
+
+
+def _about_means(
+    log_likelihood: Tensor, sums: Tensor, prepared: Prepared, total_scatter: Tensor | None
+) -> Statistics:
+    """Statistics about the means from float64 feature sums about the origin."""
+    means = prepared.components.means
+    d = means.shape[1]
+    raw2, raw1, s0 = sums[:, : -d - 1], sums[:, -d - 1 : -1], sums[:, -1]
+    s1 = raw1 - s0[:, None] * means
+    if prepared.kind == "tied":
+        if total_scatter is None:
+            raise ValueError("total_scatter: tied covariances need the result of scatter().")
+        cross = means.T @ raw1
+        s2 = total_scatter - cross - cross.T + means.T @ (s0[:, None] * means)
+    elif prepared.kind == "diag":
+        s2 = raw2 - 2 * means * raw1 + s0[:, None] * means.square()
+    else:
+        s2 = raw2[:, 0] - 2 * (means * raw1).sum(1) + s0 * means.square().sum(1)
+    return Statistics(log_likelihood, s0, s1, s2)
