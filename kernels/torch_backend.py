@@ -1,13 +1,14 @@
 """Tiled EM in plain torch, for any device: the backend that ships beside the Triton kernels.
 
-A Gaussian is an exponential family: its log-density is linear in features of x (x, |x|^2 or x^2, 1),
-and the sufficient statistics are sums of the same features. So one matrix product per tile gives
-all log-densities and a second one all statistics, for spherical, diag and (after whitening) tied
-covariances. Full covariances go component by component through their Cholesky factors, with
-``x - mean`` formed first, because expanding the square loses too much when they are ill-conditioned.
+A Gaussian is an exponential family: its log-density is linear in features of x (x, 1 and |x|^2 or
+x^2), and the sufficient statistics are sums of the same features. So one matrix product per tile
+gives all log-densities and a second one all statistics, for spherical, diag and (after whitening)
+tied covariances. Full covariances go component by component through their Cholesky factors, with
+``x - mean`` formed first: expanding the square loses too much when they are ill-conditioned.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,17 @@ class Prepared:
     @property
     def kind(self) -> str:
         return self.components.covariance_type
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Float32 products as IEEE float32, whatever the process chose for its own (TF32, bf16)."""
+    chosen = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(chosen)
 
 
 def compute_dtype(mode: str) -> torch.dtype:
@@ -84,7 +96,8 @@ def prepare(components: Components, mode: str) -> Prepared:
 
 def _features(x: Tensor, kind: str, mode: str) -> Tensor:
     """Columns that the statistics sum: [|x|^2 | x^2], x, 1."""
-    x = round_operand(x, mode)
+    if x.dtype == torch.float32:  # float64 tiles hold samples too far away for the mode
+        x = round_operand(x, mode)
     parts = [x, x.new_ones(len(x), 1)]
     if kind == "spherical":
         parts.insert(0, x.square().sum(1, keepdim=True))

@@ -1,0 +1,121 @@
+"""One set of samples bound to a device, backend and precision: the passes that EM is made of."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels import torch_backend
+from gmm_ivf.kernels.components import Components, Statistics
+from gmm_ivf.kernels.dispatch import choose_precision
+from gmm_ivf.params import Frame
+from gmm_ivf.rows import Rows
+
+# Share of the free GPU memory that the samples may take to stay there between iterations.
+_RESIDENT_SHARE = 0.5
+
+
+class Engine:
+    """Passes over all samples, a tile at a time.
+
+    Parameters
+    ----------
+    rows : Rows
+    frame : Frame
+    device : torch.device
+    candidates : tuple of str
+        Precision modes, cheapest first; each pass takes the first that is accurate enough.
+    chunk_size : int or None
+        Rows of a tile; None bounds the tile by memory.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        frame: Frame,
+        device: torch.device,
+        candidates: tuple[str, ...],
+        chunk_size: int | None,
+    ):
+        self.rows = rows
+        self.frame = frame
+        self.device = device
+        self.candidates = candidates
+        self.chunk_size = chunk_size
+        self.mode = candidates[0]
+        self._resident: dict[torch.dtype, Tensor] = {}
+        self._scatter: Tensor | None = None
+
+    def tile_rows(self, n_components: int) -> int:
+        """Rows of a tile for so many components."""
+        if self.chunk_size is not None:
+            return self.chunk_size
+        return torch_backend.tile_rows(n_components, self.rows.d, self.device)
+
+    def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+        """First row and content of each tile, in the frame."""
+        if self._stays_on_device(dtype):
+            if dtype not in self._resident:
+                self._resident[dtype] = self._read_all(size, dtype)
+            whole = self._resident[dtype]
+            for start, stop in self.rows.spans(size):
+                yield start, whole[start:stop]
+        else:
+            for start, stop in self.rows.spans(size):
+                yield start, self.rows.tile(start, stop, self.frame, dtype, self.device)
+
+    def _stays_on_device(self, dtype: torch.dtype) -> bool:
+        """A GPU keeps the samples if they fit; on a CPU they lie in memory already."""
+        if self.device.type != "cuda":
+            return False
+        if dtype in self._resident:
+            return True
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return self.rows.n * self.rows.d * dtype.itemsize <= _RESIDENT_SHARE * free
+
+    def _read_all(self, size: int, dtype: torch.dtype) -> Tensor:
+        whole = torch.empty(self.rows.n, self.rows.d, dtype=dtype, device=self.device)
+        for start, stop in self.rows.spans(size):
+            whole[start:stop] = self.rows.tile(start, stop, self.frame, dtype, self.device)
+        return whole
+
+    def prepare(self, components: Components) -> tuple[torch_backend.Prepared, torch.dtype]:
+        """Components ready for a pass, and the dtype of its tiles."""
+        self.mode = choose_precision(self.candidates, components)
+        return torch_backend.prepare(components, self.mode), torch_backend.compute_dtype(self.mode)
+
+    def e_step(
+        self,
+        components: Components,
+        respond: torch_backend.Responder = torch_backend.responsibilities,
+    ) -> Statistics:
+        """Sufficient statistics of all samples about the means of the components."""
+        prepared, dtype = self.prepare(components)
+        size = self.tile_rows(len(components.means))
+        return torch_backend.e_step(
+            (tile for _, tile in self.tiles(size, dtype)),
+            prepared,
+            self.total_scatter(dtype) if components.covariance_type == "tied" else None,
+            respond,
+        )
+
+    def total_scatter(self, dtype: torch.dtype) -> Tensor:
+        """`torch_backend.scatter` of all samples, computed once."""
+        if self._scatter is None:
+            tiles = (tile for _, tile in self.tiles(self.tile_rows(1), dtype))
+            self._scatter = torch_backend.scatter(tiles, self.rows.d, self.device)
+        return self._scatter
+
+    def sample(self, size: int, rng: np.random.RandomState) -> Tensor:
+        """`size` distinct samples (or all) in the frame, in the order of the source."""
+        dtype = torch_backend.compute_dtype(self.candidates[0])
+        if size >= self.rows.n:
+            indices = np.arange(self.rows.n)
+        else:
+            indices = np.sort(rng.choice(self.rows.n, size, replace=False))
+        return self.rows.take(indices, self.frame, dtype, self.device)
+
+    def mean_log_likelihood(self, stats: Statistics) -> float:
+        """Average log-density of the samples in the caller's units."""
+        return float(stats.log_likelihood) / self.rows.n - self.frame.log_volume()

@@ -1,0 +1,208 @@
+"""Frame of the data inside the estimator, and the parameters of a mixture as a file."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components
+
+_FORMAT = "gmm_ivf.mixture"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Inside, a sample is ``(x - center) * 2**-exponent``.
+
+    Subtracting the centre before anything is rounded keeps distances exact whatever the offset of
+    the data; a power of two changes no digit and keeps half precision in range.
+
+    Attributes
+    ----------
+    center : ndarray of shape (D,), float64
+    exponent : int
+    """
+
+    center: np.ndarray
+    exponent: int
+
+    @classmethod
+    def of_range(cls, center: np.ndarray, low: np.ndarray, high: np.ndarray) -> "Frame":
+        """Frame in which the samples between low and high are at most 16 in magnitude."""
+        reach = float(np.maximum(high - center, center - low).max())
+        if not reach < 1e150:
+            raise ValueError(
+                f"X spreads over {reach:.3g} about its mean, too far for float64 variances; "
+                "scale the input data below 1e150."
+            )
+        return cls(center, math.frexp(reach / 16)[1] if reach > 0 else 0)
+
+    @property
+    def scale(self) -> float:
+        """``2**exponent``: size of the inner unit in the caller's units."""
+        return math.ldexp(1.0, self.exponent)
+
+    def log_volume(self) -> float:
+        """What the log-density of a sample loses when it returns to the caller's units."""
+        return len(self.center) * self.exponent * math.log(2)
+
+    def components_inside(
+        self,
+        covariance_type: str,
+        weights: np.ndarray,
+        means: np.ndarray,
+        covariances: np.ndarray,
+        precisions_cholesky: np.ndarray,
+        device: torch.device,
+    ) -> Components:
+        """Components in the frame from arrays in the caller's units."""
+
+        def tensor(array) -> torch.Tensor:
+            return torch.tensor(np.asarray(array), dtype=torch.float64, device=device)
+
+        return Components(
+            covariance_type,
+            tensor(weights),
+            tensor((np.asarray(means, np.float64) - self.center) / self.scale),
+            tensor(np.asarray(covariances, np.float64) / self.scale**2),
+            tensor(np.asarray(precisions_cholesky, np.float64) * self.scale),
+        )
+
+    def means_outside(self, components: Components) -> np.ndarray:
+        """Means of components in the caller's units, (K, D) float64."""
+        return components.means.cpu().numpy() * self.scale + self.center
+
+    def covariances_outside(self, components: Components) -> np.ndarray:
+        """Covariances of components in the caller's squared units, float64."""
+        return components.covariances.cpu().numpy() * self.scale**2
+
+    def factors_outside(self, components: Components) -> np.ndarray:
+        """`Components.precisions_cholesky` in the caller's inverse units, float64."""
+        return components.precisions_cholesky.cpu().numpy() / self.scale
+
+
+def covariance_shape(covariance_type: str, n_components: int, n_features: int) -> tuple[int, ...]:
+    """Shape of ``covariances_`` and its relatives."""
+    k, d = n_components, n_features
+    return {"spherical": (k,), "diag": (k, d), "tied": (d, d), "full": (k, d, d)}[covariance_type]
+
+
+@dataclass(frozen=True)
+class MixtureParams:
+    """Parameters of a fitted mixture in the caller's units; shapes are checked once, here.
+
+    Attributes
+    ----------
+    covariance_type : {"spherical", "diag", "tied", "full"}
+    weights : ndarray of shape (K,)
+    means : ndarray of shape (K, D)
+    covariances : ndarray, shape by covariance type
+    frame : Frame
+    """
+
+    covariance_type: str
+    weights: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+    frame: Frame
+
+    def __post_init__(self) -> None:
+        if self.covariance_type not in COVARIANCE_TYPES:
+            raise ValueError(
+                f"covariance_type must be one of {COVARIANCE_TYPES}, got {self.covariance_type!r}."
+            )
+        if self.means.ndim != 2:
+            raise ValueError(f"means must have shape (K, D), got {self.means.shape}.")
+        k, d = self.means.shape
+        wanted = {
+            "weights": (k,),
+            "covariances": covariance_shape(self.covariance_type, k, d),
+            "center": (d,),
+        }
+        for name, shape in wanted.items():
+            array = self.frame.center if name == "center" else getattr(self, name)
+            if array.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {array.shape}.")
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} must be finite, got NaN or infinity.")
+
+    def save(self, path: str | os.PathLike, extra: dict) -> None:
+        """Write one safetensors file, replacing an older one only when complete.
+
+        Parameters
+        ----------
+        path : path
+        extra : dict
+            JSON values to keep beside the parameters.
+        """
+        path = Path(path)
+        header = {
+            "version": _VERSION,
+            "covariance_type": self.covariance_type,
+            "exponent": self.frame.exponent,
+            "extra": extra,
+        }
+        arrays = {
+            "weights": self.weights,
+            "means": self.means,
+            "covariances": self.covariances,
+            "center": self.frame.center,
+        }
+        arrays = {name: np.ascontiguousarray(a, np.float64) for name, a in arrays.items()}
+        partial = path.with_name(path.name + ".partial")
+        try:
+            save_file(arrays, partial, metadata={_FORMAT: json.dumps(header)})
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> tuple["MixtureParams", dict]:
+        """Read what `save` wrote.
+
+        Returns
+        -------
+        params : MixtureParams
+        extra : dict
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is no such file.
+        ValueError
+            When the file is truncated, of another kind, or of a newer version.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no mixture file at {path}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                text = (file.metadata() or {}).get(_FORMAT)
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+        if text is None:
+            raise ValueError(f"{path} is a safetensors file, but not one of GaussianMixture.save.")
+        header = json.loads(text)
+        if header["version"] > _VERSION:
+            raise ValueError(
+                f"{path} has version {header['version']}, newer than {_VERSION}: update gmm_ivf."
+            )
+        missing = {"weights", "means", "covariances", "center"} - arrays.keys()
+        if missing:
+            raise ValueError(f"{path} lacks {sorted(missing)}.")
+        frame = Frame(arrays["center"], int(header["exponent"]))
+        params = cls(
+            header["covariance_type"],
+            arrays["weights"],
+            arrays["means"],
+            arrays["covariances"],
+            frame,
+        )
+        return params, header["extra"]

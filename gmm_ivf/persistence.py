@@ -1,0 +1,78 @@
+"""Saving and loading a fitted mixture."""
+
+import os
+from typing import Any
+
+import torch
+from sklearn.utils.validation import check_is_fitted
+
+from gmm_ivf.kernels.components import Components
+from gmm_ivf.params import MixtureParams
+from gmm_ivf.tiled import TiledMixture
+
+_SAVED_OPTIONS = ("tol", "reg_covar", "max_iter", "n_init", "init_params")
+_SAVED_RESULTS = ("converged_", "n_iter_", "lower_bound_", "lower_bounds_")
+
+
+class MixtureFiles(TiledMixture):
+    """Methods of `GaussianMixture` that write and read files."""
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the fitted mixture as one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            Replaced only when the new file is complete.
+        """
+        check_is_fitted(self)
+        params = MixtureParams(
+            self.covariance_type, self.weights_, self.means_, self.covariances_, self._frame()
+        )
+        extra = {
+            "options": {name: getattr(self, name) for name in _SAVED_OPTIONS},
+            "results": {name: getattr(self, name) for name in _SAVED_RESULTS},
+        }
+        params.save(path, extra)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Any:
+        """Read a mixture that `save` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is no such file.
+        ValueError
+            When the file is truncated, of another kind, or newer than this version.
+        """
+        params, extra = MixtureParams.load(path)
+        mixture: Any = cls()
+        mixture.set_params(
+            n_components=len(params.weights),
+            covariance_type=params.covariance_type,
+            **extra["options"],
+        )
+        mixture._set_parameters(params)
+        for name, value in extra["results"].items():
+            setattr(mixture, name, value)
+        return mixture
+
+    def _set_parameters(self, params: MixtureParams) -> None:
+        frame = params.frame
+        inside = frame.components_inside(
+            params.covariance_type,
+            params.weights,
+            params.means,
+            params.covariances,
+            params.covariances,
+            torch.device("cpu"),
+        )
+        inside = Components.from_covariances(
+            params.covariance_type, inside.weights, inside.means, inside.covariances
+        )
+        self.weights_, self.means_ = params.weights, params.means
+        self.covariances_ = params.covariances
+        self.precisions_cholesky_ = frame.factors_outside(inside)
+        self.center_, self._exponent = frame.center, frame.exponent
+        self.n_features_in_ = params.means.shape[1]

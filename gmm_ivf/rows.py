@@ -1,0 +1,174 @@
+"""Samples of any source, read a tile at a time and brought into the frame of the estimator."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmm_ivf.params import Frame
+
+# Past these magnitudes in the frame (16 at most while fitting) squares lose their meaning: in
+# float32 the tile is read again in float64, in float64 the sample is refused.
+_FAR = {torch.float32: 2.0**20, torch.float64: 1e150}
+_SCAN_ELEMENTS = 1 << 22
+
+
+class Rows:
+    """N samples with D features that are read in blocks of rows.
+
+    Parameters
+    ----------
+    source : ndarray, memmap, h5py.Dataset or Tensor of shape (N, D)
+        Real numbers of any dtype, strides and byte order.
+    """
+
+    def __init__(self, source: Any):
+        self.source = source
+        self.n, self.d = source.shape
+        self.is_tensor = isinstance(source, Tensor)
+        kind = source.dtype if self.is_tensor else np.dtype(source.dtype)
+        self.is_half = kind in (torch.float16, torch.bfloat16, np.dtype(np.float16))
+        # float32 holds these values exactly, so that centring in float32 is exact to rounding.
+        self.fits_float32 = self.is_half or kind in (torch.float32, np.dtype(np.float32))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the samples lie, if they are a tensor."""
+        return self.source.device if self.is_tensor else None
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Rows start to stop as a tensor, in their own units and, where torch has it, dtype."""
+        if self.is_tensor:
+            return self.source[start:stop].detach()
+        part = np.asarray(self.source[start:stop])
+        if part.dtype == np.longdouble or part.dtype.kind not in "fiub":
+            part = part.astype(np.float64)
+        part = part.astype(part.dtype.newbyteorder("="), copy=False)
+        # torch takes neither negative strides nor, without a warning, memory it may not write.
+        if not part.flags.writeable or any(s < 0 for s in part.strides):
+            part = part.copy()
+        return torch.from_numpy(part)
+
+    def scan(self, device: torch.device) -> Frame:
+        """Check that all values are finite, and find the frame of the data.
+
+        Raises
+        ------
+        ValueError
+            Naming the first row that holds NaN or infinity.
+        """
+        total = torch.zeros(self.d, dtype=torch.float64, device=device)
+        low = torch.full_like(total, torch.inf)
+        high = -low
+        for start, stop in self.spans(max(1, _SCAN_ELEMENTS // self.d)):
+            part = self.block(start, stop).to(device).double()
+            self._refuse_non_finite(part, start)
+            low = torch.minimum(low, part.amin(0))
+            high = torch.maximum(high, part.amax(0))
+            total += part.sum(0)
+        mean = total / self.n
+        # A sum of huge values may overflow; any centre between the extremes serves.
+        mean = torch.where(mean.isfinite(), mean, low / 2 + high / 2)
+        center = torch.clamp(mean, low, high)
+        if self.fits_float32:
+            center = center.float().double()
+        low, high, center = (t.cpu().numpy() for t in (low, high, center))
+        return Frame.of_range(center, low, high)
+
+    @staticmethod
+    def _refuse_non_finite(part: Tensor, start: int) -> None:
+        if part.is_floating_point() and not bool(part.sum().isfinite()):
+            bad = ~part.isfinite().all(dim=1)
+            if bool(bad.any()):
+                first = int(bad.nonzero()[0])
+                what = "NaN" if bool(part[first].isnan().any()) else "infinity"
+                raise ValueError(
+                    f"Input X contains {what}, first in row {start + first}; values must be finite "
+                    "(no NaN, inf): remove or impute such rows."
+                )
+
+    def spans(self, size: int) -> Iterator[tuple[int, int]]:
+        """Start and stop of consecutive blocks of at most `size` rows."""
+        for start in range(0, self.n, size):
+            yield start, min(start + size, self.n)
+
+    def tile(
+        self, start: int, stop: int, frame: Frame, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Rows start to stop in the frame; contiguous, on the device.
+
+        Samples very far from the data come back in float64 even where float32 was asked for.
+
+        Raises
+        ------
+        ValueError
+            Naming a row that is not finite, or too far away for float64.
+        """
+        part = self.block(start, stop).to(device)
+        self._refuse_non_finite(part, start)
+        inside = self._inside(part, frame, dtype)
+        reach = float(inside.abs().max()) if inside.numel() else 0.0
+        if not reach < _FAR[dtype] and dtype == torch.float32:
+            inside = self._inside(part, frame, torch.float64)
+            reach = float(inside.abs().max())
+        if not reach < _FAR[torch.float64]:
+            row = int(inside.abs().amax(1).argmax())
+            raise ValueError(
+                f"Input X is too large in row {start + row}: its squared distance from the data "
+                "overflows float64; scale or remove such rows."
+            )
+        return inside
+
+    def _inside(self, part: Tensor, frame: Frame, dtype: torch.dtype) -> Tensor:
+        center = torch.from_numpy(frame.center).to(part.device)
+        if not (self.fits_float32 and dtype == torch.float32):
+            return part.double().sub(center).mul_(1 / frame.scale).to(dtype).contiguous()
+        return part.float().sub(center.float()).mul_(1 / frame.scale).contiguous()
+
+    def take(
+        self, indices: np.ndarray, frame: Frame, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """The rows of the given ascending indices in the frame, reading every block once."""
+        out = torch.empty(len(indices), self.d, dtype=dtype, device=device)
+        for start, stop in self.spans(max(1, _SCAN_ELEMENTS // self.d)):
+            first, last = np.searchsorted(indices, (start, stop))
+            if last > first:
+                tile = self.tile(start, stop, frame, dtype, device)
+                picked = torch.from_numpy(indices[first:last] - start).to(device)
+                out[first:last] = tile[picked]
+        return out
+
+
+def is_lazy(source: Any) -> bool:
+    """Whether a source is read by tiles as it is, without passing through scikit-learn's checks."""
+    return isinstance(source, (Tensor, h5py.Dataset))
+
+
+def check_lazy(source: Any) -> None:
+    """Refuse a tensor or HDF5 dataset that is not a matrix of real numbers.
+
+    Raises
+    ------
+    ValueError
+        Naming the shape or the dtype.
+    """
+    shape = tuple(source.shape)
+    if len(shape) != 2:
+        raise ValueError(
+            f"Expected 2D array, got {len(shape)}D array instead (shape={shape}). "
+            "Reshape your data to (n_samples, n_features)."
+        )
+    if isinstance(source, Tensor):
+        bad = source.is_complex() or source.is_sparse or source.is_quantized
+    else:
+        bad = np.dtype(source.dtype).kind not in "fiub"
+    if bad:
+        raise ValueError(f"X must hold real numbers in a dense layout, got dtype {source.dtype}.")
+    if 0 in shape:
+        raise ValueError(
+            f"Found array with 0 sample(s) or 0 feature(s) (shape={shape}) "
+            "while a minimum of 1 is required."
+        )

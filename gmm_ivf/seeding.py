@@ -1,0 +1,188 @@
+"""Starting points of EM: k-means on a subsample, k-means++, random rows or responsibilities."""
+
+import numpy as np
+import torch
+from sklearn.cluster import kmeans_plusplus
+from torch import Tensor
+
+from gmm_ivf.engine import Engine
+from gmm_ivf.kernels import torch_backend
+from gmm_ivf.kernels.components import Components, Statistics, m_step
+from gmm_ivf.params import covariance_shape
+
+METHODS = ("kmeans", "k-means++", "random", "random_from_data")
+
+# k-means sees so many samples per component, as FAISS does by default, within a bound on memory.
+_SAMPLES_PER_COMPONENT = 256
+_SAMPLE_ELEMENTS = 1 << 28
+_COLUMN_ELEMENTS = 1 << 24
+_LLOYD_ITERATIONS = 25
+_LLOYD_TOLERANCE = 1e-4
+# Seeding by k-means++ takes one pass for each component. Beyond this many it would outlast k-means
+# itself, and random rows, which FAISS starts from, serve as well.
+_PLUSPLUS_COMPONENTS = 1024
+_PLUSPLUS_SAMPLES_PER_COMPONENT = 16
+
+
+def initial_components(
+    engine: Engine,
+    n_components: int,
+    covariance_type: str,
+    method: str,
+    reg_covar: float,
+    rng: np.random.RandomState,
+) -> Components:
+    """Components to start EM from.
+
+    Parameters
+    ----------
+    engine : Engine
+    n_components : int
+    covariance_type : str
+    method : {"kmeans", "k-means++", "random", "random_from_data"}
+        As in scikit-learn: the M-step of the hard assignment of every sample to the nearest
+        k-means centre; of the chosen rows alone; of uniform random responsibilities.
+    reg_covar : float
+        In squared units of the frame.
+    rng : RandomState
+
+    Returns
+    -------
+    Components
+    """
+    if method == "kmeans":
+        sample = engine.sample(_sample_size(n_components, engine.rows.d), rng)
+        reference = _unit_components(lloyd(sample, n_components, rng), covariance_type)
+        return m_step(engine.e_step(reference, _nearest), reference, reg_covar)
+    if method == "random":
+        zeros = torch.zeros(n_components, engine.rows.d, dtype=torch.float64, device=engine.device)
+        reference = _unit_components(zeros, covariance_type)
+        return m_step(engine.e_step(reference, _Random(rng)), reference, reg_covar)
+    sample = engine.sample(_sample_size(n_components, engine.rows.d), rng)
+    rows = _chosen_rows(sample, n_components, method == "k-means++", rng)
+    reference = _unit_components(sample[rows].double(), covariance_type)
+    return m_step(_of_single_samples(reference), reference, reg_covar)
+
+
+def _sample_size(n_components: int, n_features: int) -> int:
+    bounded = max(40 * n_components, _SAMPLE_ELEMENTS // n_features)
+    return min(_SAMPLES_PER_COMPONENT * n_components, bounded)
+
+
+def _unit_components(means: Tensor, covariance_type: str) -> Components:
+    """Components that only say about which means statistics are to be taken."""
+    k, d = means.shape
+    shape = covariance_shape(covariance_type, k, d)
+    if covariance_type in ("spherical", "diag"):
+        unit = means.new_ones(shape)
+    else:
+        unit = torch.eye(d, dtype=means.dtype, device=means.device).expand(shape)
+    weights = means.new_full((k,), 1 / k)
+    return Components(covariance_type, weights, means, unit, unit)
+
+
+def _of_single_samples(reference: Components) -> Statistics:
+    """Statistics of one sample for each component, lying on its mean."""
+    means = reference.means
+    return Statistics(
+        means.new_zeros(()),
+        means.new_ones(len(means)),
+        torch.zeros_like(means),
+        torch.zeros_like(reference.covariances),
+    )
+
+
+def _nearest(x: Tensor, prepared: torch_backend.Prepared) -> tuple[Tensor, Tensor]:
+    """Responder of a hard assignment to the nearest mean."""
+    means = prepared.components.means.to(x.dtype)
+    label, distance = torch_backend.nearest_means(x, means)
+    hard = x.new_zeros(len(x), len(means)).scatter_(1, label[:, None], 1.0)
+    return -0.5 * distance, hard
+
+
+class _Random:
+    """Responder of uniform random responsibilities; scikit-learn draws the same ones."""
+
+    def __init__(self, rng: np.random.RandomState):
+        self.rng = rng
+
+    def __call__(self, x: Tensor, prepared: torch_backend.Prepared) -> tuple[Tensor, Tensor]:
+        draw = self.rng.uniform(size=(len(x), len(prepared.components.means)))
+        draw /= draw.sum(axis=1, keepdims=True)
+        return x.new_zeros(len(x)), torch.from_numpy(draw).to(x)
+
+
+def _chosen_rows(
+    sample: Tensor, n_components: int, plusplus: bool, rng: np.random.RandomState
+) -> Tensor:
+    """Indices of the rows of the sample to start from."""
+    n = len(sample)
+    if not plusplus:
+        chosen = rng.choice(n, n_components, replace=False)
+        return torch.from_numpy(np.sort(chosen)).to(sample.device)
+    _, chosen = kmeans_plusplus(sample.cpu().numpy(), n_components, random_state=rng)
+    return torch.from_numpy(np.asarray(chosen, np.int64)).to(sample.device)
+
+
+def _first_centers(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
+    plusplus = 1 < n_components <= _PLUSPLUS_COMPONENTS
+    size = _PLUSPLUS_SAMPLES_PER_COMPONENT * n_components
+    if plusplus and size < len(sample):
+        picked = np.sort(rng.choice(len(sample), size, replace=False))
+        sample = sample[torch.from_numpy(picked).to(sample.device)]
+    return sample[_chosen_rows(sample, n_components, plusplus, rng)]
+
+
+def lloyd(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
+    """Centres of k-means on a sample, (K, D) float64.
+
+    Stops after 25 iterations, or when one improves the mean squared distance by less than 1e-4 of
+    it. An empty cluster moves to the sample farthest from its centre; with fewer distinct samples
+    than clusters some stay empty.
+    """
+    centers = _first_centers(sample, n_components, rng)
+    previous = float("inf")
+    size = torch_backend.tile_rows(n_components, sample.shape[1], sample.device)
+    for _ in range(_LLOYD_ITERATIONS):
+        label, distance = _assign(sample, centers, size)
+        sums, counts = _sums_by_label(sample, label, n_components)
+        filled = counts > 0
+        means = (sums / counts.clamp_min(1)[:, None]).to(sample.dtype)
+        centers = torch.where(filled[:, None], means, centers)
+        moved = _refill_empty(sample, centers, filled, distance)
+        inertia = float(distance.double().mean())
+        if not moved and previous - inertia <= _LLOYD_TOLERANCE * inertia:
+            break
+        previous = inertia
+    return centers.double()
+
+
+def _assign(sample: Tensor, centers: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    parts = [torch_backend.nearest_means(tile, centers) for tile in sample.split(size)]
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _sums_by_label(sample: Tensor, label: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
+    """Sum and count of the samples of each label, float64; added in a fixed order.
+
+    Sorted runs rather than `index_add_`, whose order on a GPU is up to the hardware.
+    """
+    order = torch.argsort(label, stable=True)
+    counts = torch.bincount(label, minlength=n_components)
+    columns = sample.split(max(1, _COLUMN_ELEMENTS // len(sample)), dim=1)
+    sums = [
+        torch.segment_reduce(part[order].double(), "sum", lengths=counts, axis=0)
+        for part in columns
+    ]
+    return torch.cat(sums, dim=1), counts.double()
+
+
+def _refill_empty(sample: Tensor, centers: Tensor, filled: Tensor, distance: Tensor) -> bool:
+    """Move empty centres, in place, to the samples farthest from theirs; whether any moved."""
+    empty = (~filled).nonzero()[:, 0]
+    if len(empty) == 0:
+        return False
+    far, rows = distance.topk(min(len(empty), len(sample)))
+    rows = rows[far > 0]
+    centers[empty[: len(rows)]] = sample[rows]
+    return len(rows) > 0

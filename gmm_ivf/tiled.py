@@ -1,0 +1,111 @@
+"""Passes of a fitted mixture over samples, a tile at a time, and the checks before them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from gmm_ivf.engine import Engine
+from gmm_ivf.kernels import torch_backend
+from gmm_ivf.kernels.components import Components
+from gmm_ivf.kernels.dispatch import candidate_precisions, resolve_backend, resolve_device
+from gmm_ivf.params import Frame
+from gmm_ivf.rows import Rows, check_lazy, is_lazy
+
+
+class TiledMixture:
+    """A mixture in the caller's units that is evaluated in its frame, tile by tile."""
+
+    # Set by GaussianMixture.
+    n_components: int
+    covariance_type: str
+    device: Any
+    backend: str
+    precision: str
+    chunk_size: int | None
+    weights_: np.ndarray
+    means_: np.ndarray
+    covariances_: np.ndarray
+    precisions_cholesky_: np.ndarray
+    center_: np.ndarray
+    n_features_in_: int
+    _exponent: int
+
+    def _frame(self) -> Frame:
+        check_is_fitted(self)
+        return Frame(self.center_, self._exponent)
+
+    def _components(self, frame: Frame, device: torch.device) -> Components:
+        return frame.components_inside(
+            self.covariance_type,
+            self.weights_,
+            self.means_,
+            self.covariances_,
+            self.precisions_cholesky_,
+            device,
+        )
+
+    def _check_rows(self, X: Any, *, reset: bool) -> Rows:
+        """X as rows that can be read by tiles; its values are checked when they are read."""
+        if is_lazy(X):
+            check_lazy(X)
+            if reset:
+                self.n_features_in_ = X.shape[1]
+            elif X.shape[1] != self.n_features_in_:
+                raise ValueError(
+                    f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
+                    f"{self.n_features_in_} features as input."
+                )
+        else:
+            X = validate_data(
+                self,  # type: ignore[arg-type]
+                X,
+                reset=reset,
+                ensure_all_finite=False,
+                ensure_min_samples=2 if reset else 1,
+            )
+        rows = Rows(X)
+        if reset and rows.n < max(2, self.n_components):
+            raise ValueError(
+                "Expected n_samples >= n_components but got "
+                f"n_components = {self.n_components}, n_samples = {rows.n}"
+            )
+        return rows
+
+    def _resolve(self, rows: Rows) -> torch.device:
+        device = resolve_device(self.device, rows.device)
+        resolve_backend(self.backend, device)
+        return device
+
+    def _candidates(self, rows: Rows) -> tuple[str, ...]:
+        wide = not rows.fits_float32 or (rows.is_half and not rows.is_tensor)
+        return candidate_precisions(self.precision, wide)
+
+    def _by_tile(
+        self,
+        X: Any,
+        function: Callable[[Tensor, torch_backend.Prepared], Tensor],
+        dtype: torch.dtype | None,
+    ) -> Any:
+        """Rows of results of a function of a tile, as numpy or, for a tensor X, on its device.
+
+        A dtype of None means float32 for float32 input and float64 otherwise.
+        """
+        frame = self._frame()
+        rows = self._check_rows(X, reset=False)
+        device = self._resolve(rows)
+        engine = Engine(rows, frame, device, self._candidates(rows), self.chunk_size)
+        if dtype is None:
+            narrow = rows.fits_float32 and (rows.is_tensor or not rows.is_half)
+            dtype = torch.float32 if narrow else torch.float64
+        parts = []
+        with torch_backend.exact_float32():
+            prepared, tile_dtype = engine.prepare(self._components(frame, device))
+            for start, stop in rows.spans(engine.tile_rows(len(self.weights_))):
+                tile = rows.tile(start, stop, frame, tile_dtype, device)
+                parts.append(function(tile, prepared).to(rows.device or "cpu", dtype))
+        out = torch.cat(parts)
+        return out if rows.is_tensor else out.numpy()
