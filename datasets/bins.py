@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gmm_ivf.datasets.rows import row_blocks
+
 _DTYPES = {
     ".fbin": np.dtype("<f4"),
     ".u8bin": np.dtype("u1"),
@@ -83,12 +85,13 @@ def write_bin(path: Path, rows: np.ndarray) -> None:
         If a value does not fit the format's type.
     """
     dtype = _DTYPES[path.suffix]
-    cast = rows.astype(dtype, copy=False)
-    if dtype.kind in "iu" and (cast != rows).any():
-        raise ValueError(f"rows must fit {dtype} to be written as {path}")
     with path.open("wb") as out:
         np.array(rows.shape, _HEADER).tofile(out)
-        cast.tofile(out)
+        for first, block in row_blocks(rows, path.name):
+            cast = np.ascontiguousarray(block, dtype)
+            if dtype.kind in "iu" and (cast != block).any():
+                raise ValueError(f"rows from {first} on must fit {dtype} to be written as {path}")
+            cast.tofile(out)
 
 
 def _header(path: Path) -> tuple[int, int]:

@@ -82,11 +82,18 @@ def check_file(path: Path, *, size: int | None = None, sha256: str | None = None
         raise ValueError(f"{path} must have {size} bytes, got {got}; delete it and download again")
     if sha256 is None:
         return
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != sha256:
+    digest = hashlib.sha256()
+    with (
+        path.open("rb") as file,
+        tqdm(total=got, unit="B", unit_scale=True, desc="checking the hash", delay=2) as bar,
+    ):
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            bar.update(len(chunk))
+    if digest.hexdigest() != sha256:
         raise ValueError(
-            f"{path} must have SHA-256 {sha256}, got {digest}; delete it and download again"
+            f"{path} must have SHA-256 {sha256}, got {digest.hexdigest()}; "
+            "delete it and download again"
         )
 
 

@@ -47,6 +47,7 @@ def exact_neighbors(
     _check(base, query, k, metric)
     keep = min(len(base), k + _MARGIN)
     centre = _centre(base, metric)
+    underflow = base.shape[1] * np.finfo(np.float32).tiny
     ids = np.empty((len(query), k), np.int64)
     costs = np.empty((len(query), k), np.float64)
     starts = range(0, len(query), _QUERY_ROWS)
@@ -59,8 +60,9 @@ def exact_neighbors(
             ids[part], costs[part] = _rank(base, rows, found, k, metric)
             if keep == len(base):
                 continue
-            # Not "last <= ...": a NaN from an overflow must count as doubtful.
-            doubtful = ~(last > costs[part, -1] + slack(costs[part, -1]))
+            enough = last > costs[part, -1] + slack(costs[part, -1]) + underflow
+            # Infinite or NaN after an overflow.
+            doubtful = ~(enough & np.isfinite(last))
             for row in np.flatnonzero(doubtful):
                 ids[first + row], costs[first + row] = _search_one(base, rows[row], k, metric)
     return ids, _reported(costs, metric)

@@ -3,20 +3,25 @@
 from collections.abc import Iterator
 
 import numpy as np
+from tqdm import tqdm
 
 _BLOCK_VALUES = 1 << 22
 
 
-def row_blocks(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, block) over a 2-D array, each block about 4 million numbers large."""
+def row_blocks(rows: np.ndarray, label: str = "") -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, block) over a 2-D array, each block about 4 million numbers large.
+
+    With a label, a progress bar appears when it takes over two seconds.
+    """
     step = max(1, _BLOCK_VALUES // max(1, rows.shape[1]))
-    for first in range(0, len(rows), step):
+    starts = range(0, len(rows), step)
+    for first in tqdm(starts, desc=label, delay=2, disable=not label):
         yield first, rows[first : first + step]
 
 
 def check_finite(rows: np.ndarray, name: str) -> None:
     """Raise ValueError naming the first row with a NaN or an infinity; reads block by block."""
-    for first, block in row_blocks(rows):
+    for first, block in row_blocks(rows, "checking"):
         # One pass without a mask: the sum is finite unless a value is not, or the values are huge.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(block.sum(dtype=np.float64)):
@@ -46,7 +51,7 @@ def to_float32(rows: np.ndarray, name: str) -> np.ndarray:
         return rows
     cast = np.empty(rows.shape, np.float32)
     with np.errstate(over="ignore"):
-        for first, block in row_blocks(rows):
+        for first, block in row_blocks(rows, "casting"):
             cast[first : first + len(block)] = block
     check_finite(cast, name)
     return cast

@@ -63,7 +63,7 @@ def write_vecs(path: Path, rows: np.ndarray) -> None:
     """
     dtype = _DTYPES[path.suffix]
     with path.open("wb") as out:
-        for first, block in row_blocks(rows):
+        for first, block in row_blocks(rows, path.name):
             cast = block.astype(dtype)
             if dtype.kind in "iu" and (cast != block).any():
                 raise ValueError(f"rows from {first} on must fit {dtype} to be written as {path}")
