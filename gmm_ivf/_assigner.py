@@ -1,0 +1,88 @@
+"""Soft assignment by a trained quantizer: vectors in, (row, list) pairs out."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from gmm_ivf._coarse import CoarseRanker
+from gmm_ivf._faiss import faiss
+from gmm_ivf._vectors import block, sample_rows, unit_rows
+from gmm_ivf.assignment import select_lists, solve_threshold
+from gmm_ivf.quantizer import GMMQuantizer
+
+# Rows on which a threshold is solved: the replication reached is off by about 0.3 %.
+_SAMPLE_ROWS = 1 << 15
+
+
+class Assigner:
+    """Nearest mean first, further lists by posterior.
+
+    Parameters
+    ----------
+    quantizer : GMMQuantizer
+        Trained. The assigner holds for this state of it only.
+    max_lists : int
+
+    Attributes
+    ----------
+    ranker : CoarseRanker
+        Ranks lists for queries and for the primary list of stored vectors alike.
+    generation : int
+        State of the quantizer that this was made from.
+    """
+
+    def __init__(self, quantizer: GMMQuantizer, max_lists: int):
+        self.ranker = CoarseRanker(quantizer, quantizer.mixture)
+        self.generation = quantizer.generation
+        self._mixture = quantizer.mixture
+        self._is_product = quantizer.metric_type == faiss.METRIC_INNER_PRODUCT
+        self._max_lists = max_lists
+
+    def candidates(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log-posteriors, nearest mean, and the components of the posteriors.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d), float32
+
+        Returns
+        -------
+        log_resp : ndarray of shape (n, m), float64
+        primary : ndarray of shape (n,), int64
+        ids : ndarray of shape (n, m), int64
+        """
+        primary = self.ranker.nearest(rows)
+        if self._max_lists == 1:
+            return np.empty((len(rows), 0)), primary, np.empty((len(rows), 0), np.int64)
+        # Under inner products the mixture models directions. A zero row has none: its posteriors
+        # are those of the origin.
+        ids, log_resp = self._mixture.top_components(
+            unit_rows(rows) if self._is_product else rows, self._max_lists
+        )
+        return log_resp, primary, ids
+
+    def pairs(self, rows: np.ndarray, log_tau: float) -> tuple[np.ndarray, np.ndarray]:
+        """Flat (rows, lists) pairs at a threshold; see `select_lists`."""
+        return select_lists(*self.candidates(rows), log_tau, self._max_lists)
+
+    def solve(self, x: Any, replication: float) -> float:
+        """Logarithm of the tau at which a sample of x takes `replication` lists per vector.
+
+        Warns
+        -----
+        UserWarning
+            When the value nearest to it is off by over 2 %.
+        """
+        picks = sample_rows(x.shape[0], _SAMPLE_ROWS, np.random.default_rng(0))
+        candidates = self.candidates(block(x, "x", picks))
+        log_tau = solve_threshold(*candidates, replication, self._max_lists)
+        reached = len(select_lists(*candidates, log_tau, self._max_lists)[0]) / len(picks)
+        if abs(reached - replication) > max(0.02 * replication, 1 / len(picks)):
+            warnings.warn(
+                f"replication={replication} was asked for and {reached:.2f} is what the sample "
+                f"gives: max_lists={self._max_lists} or equal posteriors allow no closer value.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return log_tau

@@ -1,0 +1,148 @@
+"""What `IndexIVFGMM` asks of its arguments before it touches anything."""
+
+import numbers
+from typing import Any
+
+from gmm_ivf._faiss import address, faiss
+from gmm_ivf._vectors import check_count
+from gmm_ivf.assignment import LATER_RULES, RULES
+from gmm_ivf.quantizer import GMMQuantizer
+
+DEFAULT_REPLICATION = 1.5
+
+# Codecs in which one id may lie in several lists, be searched there and be removed again. Types
+# that are not named here keep data beside the lists, or have not been tried.
+_CODECS = (
+    "IndexIVFFlat",
+    "IndexIVFFlatDedup",
+    "IndexIVFPQ",
+    "IndexIVFScalarQuantizer",
+    "IndexIVFRaBitQ",
+    "IndexIVFEDEN",
+    "IndexIVFSpectralHash",
+    "IndexIVFResidualQuantizer",
+    "IndexIVFLocalSearchQuantizer",
+    "IndexIVFProductResidualQuantizer",
+    "IndexIVFProductLocalSearchQuantizer",
+)
+
+
+def checked_ivf(index: Any) -> Any:
+    """Return the wrapped index as its own type, or refuse it with the way round.
+
+    Raises
+    ------
+    ValueError
+        When copies in it would be lost, wrong, or corrupt memory.
+    """
+    name = type(index).__name__
+    if name.startswith("GpuIndex"):
+        raise ValueError(f"index is a {name}: wrap the CPU index, GPU search is not available yet.")
+    if not isinstance(index, faiss.Index):
+        raise ValueError(f"index must be a faiss.IndexIVF; got {name}.")
+    index = faiss.downcast_index(index)
+    name = type(index).__name__
+    if name in _CODECS:
+        return index
+    if "FastScan" in name:
+        plain = name.replace("FastScan", "")
+        way = (
+            f"copies corrupt its packed blocks. Wrap a faiss.{plain} (4-bit codes for PQ); a hard "
+            f"index of that type converts by faiss.{name}(index)"
+        )
+    elif "Panorama" in name:
+        way = "its lists have a layout of their own. Wrap a faiss.IndexIVFFlat"
+    elif isinstance(index, faiss.IndexPreTransform):
+        way = "apply the transform yourself and wrap faiss.extract_index_ivf(index)"
+    elif isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
+        way = "wrap the IVF index inside (index.index): add_with_ids keeps the ids"
+    elif isinstance(index, faiss.IndexIVF):
+        way = f"it may keep data beside its lists. Wrap one of {', '.join(_CODECS)}"
+    else:
+        way = "only an IVF index has lists. Wrap for example a faiss.IndexIVFFlat"
+    raise ValueError(f"index must not be a {name}: {way}.")
+
+
+def check_layout(layout: str, rule: str, cells: Any) -> None:
+    """Refuse layouts and rules that are unknown, or known but not there yet."""
+    if layout == "cells":
+        raise NotImplementedError('layout="cells" is not available yet; use layout="lists".')
+    if layout != "lists":
+        raise ValueError(f'layout must be "lists" or "cells"; got {layout!r}.')
+    if cells is not None:
+        raise ValueError('cells holds options of layout="cells"; leave it None for "lists".')
+    if rule in LATER_RULES:
+        raise NotImplementedError(f'rule={rule!r} is not available yet; use rule="responsibility".')
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {RULES + LATER_RULES}; got {rule!r}.")
+
+
+def checked_budget(
+    tau: float | None, replication: float | None, max_lists: int, nlist: int
+) -> tuple[float | None, float | None, int]:
+    """Return (tau, replication, max_lists): at most one of the first two, and defaults filled in.
+
+    max_lists is clamped to nlist.
+    """
+    max_lists = check_count(max_lists, "max_lists")
+    if tau is not None and replication is not None:
+        raise ValueError(
+            f"tau={tau} and replication={replication} exclude each other: replication solves for "
+            "tau. Give one."
+        )
+    if tau is not None and not (isinstance(tau, numbers.Real) and 0 < tau < 1):
+        raise ValueError(f"tau must be a number in (0, 1), such as 1 / nlist; got {tau!r}.")
+    if replication is not None:
+        if not (isinstance(replication, numbers.Real) and replication >= 1):
+            raise ValueError(f"replication must be a number of at least 1; got {replication!r}.")
+        if replication > max_lists:
+            raise ValueError(
+                f"replication={replication} exceeds max_lists={max_lists}: no vector has more "
+                "lists than that. Raise max_lists or lower replication."
+            )
+    max_lists = min(max_lists, nlist)
+    if tau is None and replication is None and max_lists > 1:
+        replication = DEFAULT_REPLICATION
+    return tau, replication, max_lists
+
+
+def checked_quantizer(index: Any, q: Any, referenced: list) -> GMMQuantizer:
+    """Return the GMMQuantizer that the index really uses, or say that q is not it.
+
+    Parameters
+    ----------
+    index : faiss.IndexIVF
+    q : GMMQuantizer or None
+        None looks for it among the objects that the index refers to.
+    referenced : list
+        Those objects.
+    """
+    if q is None:
+        mine = [o for o in referenced if isinstance(o, GMMQuantizer)]
+        mine = [o for o in mine if address(o) == address(index.quantizer)]
+        if not mine:
+            raise ValueError(
+                "q is None and the index refers to no GMMQuantizer (clone_index and read_index "
+                "drop it): pass q, after q.attach(index) on an empty index."
+            )
+        return mine[0]
+    if not isinstance(q, GMMQuantizer):
+        raise ValueError(f"q must be a GMMQuantizer; got {type(q).__name__}.")
+    if address(index.quantizer) != address(q):
+        raise ValueError(
+            "index.quantizer is not q: build the index with q, or call q.attach(index) while it "
+            "is empty."
+        )
+    for name in ("d", "nlist", "metric_type"):
+        if getattr(index, name) != getattr(q, name):
+            raise ValueError(f"index has {name}={getattr(index, name)}, q has {getattr(q, name)}.")
+    return q
+
+
+def check_no_direct_map(index: Any) -> None:
+    """Refuse a direct map, which knows one place per id and loses the other copies."""
+    if index.direct_map.type != faiss.DirectMap.NoMap:
+        raise ValueError(
+            "index has a direct map, which keeps one place per id: copies would stay behind as "
+            "ghosts. Call index.set_direct_map_type(faiss.DirectMap.NoMap)."
+        )

@@ -1,0 +1,47 @@
+"""faiss, imported in one place, and the few questions that every user of it asks."""
+
+from typing import Any
+
+import numpy as np
+
+try:
+    import faiss
+except ImportError as error:
+    raise ImportError(
+        'gmm_ivf needs faiss for indexes: pip install "gmm-ivf[cpu]", or "gmm-ivf[gpu]" on CUDA.'
+    ) from error
+
+__all__ = ["address", "check_metric", "faiss", "metric_name", "raw", "worst_distance"]
+
+_METRICS = {faiss.METRIC_L2: "METRIC_L2", faiss.METRIC_INNER_PRODUCT: "METRIC_INNER_PRODUCT"}
+
+
+def check_metric(metric: int) -> int:
+    """Return the metric, or raise ValueError when mixtures cannot serve it."""
+    if metric not in _METRICS:
+        raise ValueError(
+            "metric must be faiss.METRIC_L2 or faiss.METRIC_INNER_PRODUCT (normalise the vectors "
+            f"yourself for cosine); got {metric!r}."
+        )
+    return metric
+
+
+def metric_name(metric: int) -> str:
+    """Name of a metric as faiss spells it."""
+    return _METRICS[metric]
+
+
+def worst_distance(metric: int) -> np.float32:
+    """Distance that FAISS gives to an empty result slot."""
+    largest = np.finfo(np.float32).max
+    return -largest if metric == faiss.METRIC_INNER_PRODUCT else largest
+
+
+def address(swig_object: Any) -> int:
+    """Address of the C++ object behind a proxy: two proxies of one object agree in nothing else."""
+    return int(swig_object.this)
+
+
+def raw(array: np.ndarray) -> Any:
+    """Pointer to a C-contiguous array, for FAISS calls that take no numpy."""
+    return faiss.swig_ptr(array)

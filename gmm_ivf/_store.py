@@ -1,0 +1,162 @@
+"""Entries of a wrapped IVF index in which one id may lie in several lists."""
+
+from typing import Any
+
+import numpy as np
+
+from gmm_ivf._checks import check_no_direct_map
+from gmm_ivf._faiss import faiss, raw
+from gmm_ivf._ids import ID_LIMIT, IdSet, check_ids, unique_ids
+from gmm_ivf.assignment import check_lists
+
+_ID_BYTES = 8
+_LIST_HEADER_BYTES = 48  # two std::vector headers, codes and ids, of FAISS's ArrayInvertedLists
+
+
+class CopyStore:
+    """Adds, removes and counts entries; the only writer to the wrapped index.
+
+    FAISS counts copies as vectors, numbers new vectors by that count, and writes to whatever list
+    it is told: counting, numbering and checking are done here.
+
+    Parameters
+    ----------
+    ivf : faiss.IndexIVF
+        Empty.
+
+    Attributes
+    ----------
+    sizes : ndarray of shape (nlist,), int64
+        Entries per list.
+    max_copies : int
+        Most lists that any vector was put in since the store was last empty by `clear`.
+    """
+
+    def __init__(self, ivf: Any):
+        self._ivf = ivf
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ids = IdSet()
+        self._next_id = 0
+        self.sizes = np.zeros(self._ivf.nlist, np.int64)
+        self.max_copies = 1
+
+    def __len__(self) -> int:
+        """Number of vectors; copies do not count."""
+        return len(self._ids)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries, copies included."""
+        return int(self.sizes.sum())
+
+    def new_ids(self, ids: Any, n: int) -> np.ndarray:
+        """Return n ids that may be stored: those given, or the next ones.
+
+        Raises
+        ------
+        ValueError
+            Naming an id that is negative, no int64, repeated or stored already.
+        """
+        if ids is None:
+            if self._next_id > ID_LIMIT - n:
+                raise ValueError(f"no {n} ids are left above {self._next_id - 1}: give ids.")
+            return np.arange(self._next_id, self._next_id + n)
+        ids = check_ids(ids, n)
+        known = self._ids.contains(ids)
+        if known.any():
+            raise ValueError(
+                f"ids must be new; {ids[known.argmax()]} is stored already: remove_ids it first."
+            )
+        return ids
+
+    def append(
+        self, rows: np.ndarray, ids: np.ndarray, owner: np.ndarray, lists: np.ndarray
+    ) -> None:
+        """Append entries: row ``owner[i]``, under the id of that row, to list ``lists[i]``.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d), float32
+        ids : ndarray of shape (n,), int64
+            From `new_ids`.
+        owner, lists : ndarray of shape (entries,), int64
+            A row without an entry is not stored.
+
+        Raises
+        ------
+        ValueError
+            When a list does not exist; nothing is added then.
+        """
+        check_lists(lists, self._ivf.nlist)
+        copies = np.bincount(owner, minlength=len(rows))
+        lists = np.ascontiguousarray(lists, np.int64)
+        vectors, keys = rows[owner], ids[owner]
+        self._ivf.add_core(len(owner), raw(vectors), raw(keys), raw(lists))
+        self.sizes += np.bincount(lists, minlength=self._ivf.nlist)
+        self._ids.add(ids[copies > 0])
+        self._next_id = max(self._next_id, int(ids.max()) + 1)
+        self.max_copies = max(self.max_copies, int(copies.max()))
+
+    def remove(self, sel: Any) -> int:
+        """Remove all copies of the ids selected; return how many vectors went."""
+        before = len(self)
+        if isinstance(sel, faiss.IDSelector):
+            self._ivf.remove_ids(sel)
+            self._ids = self._held_ids()
+        else:
+            ids = unique_ids(sel, "sel")
+            ids = ids[self._ids.contains(ids)]
+            if ids.size:
+                self._ivf.remove_ids(ids)
+                self._ids.discard(ids)
+        lists = self._ivf.invlists
+        self.sizes = np.array([lists.list_size(i) for i in range(self._ivf.nlist)], np.int64)
+        return before - len(self)
+
+    def _held_ids(self) -> IdSet:
+        """The ids that the lists of the wrapped index really hold."""
+        lists = self._ivf.invlists
+        held = [np.empty(0, np.int64)]
+        for i in range(self._ivf.nlist):
+            size = lists.list_size(i)
+            if size:
+                pointer = lists.get_ids(i)
+                held.append(faiss.rev_swig_ptr(pointer, size).copy())
+                lists.release_ids(i, pointer)
+        ids = IdSet()
+        ids.add(np.unique(np.concatenate(held)))
+        return ids
+
+    def clear(self) -> None:
+        """Remove everything; ids start at 0 again."""
+        self._ivf.reset()
+        self._forget()
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError when somebody else added to the wrapped index or removed from it."""
+        if self._ivf.ntotal != self.entries:
+            raise RuntimeError(
+                "the wrapped index was changed behind the adapter's back: it holds "
+                f"{self._ivf.ntotal} entries where IndexIVFGMM put {self.entries}. Call reset() "
+                "and add the vectors again."
+            )
+        check_no_direct_map(self._ivf)
+
+    def stats(self, table_bytes: int) -> dict[str, Any]:
+        """Storage and balance; `table_bytes` is what the means take. See `IndexIVFGMM.stats`."""
+        sizes, entries, vectors = self.sizes.copy(), self.entries, len(self)
+        used = entries * (self._ivf.code_size + _ID_BYTES) + len(sizes) * _LIST_HEADER_BYTES
+        used += self._ids.nbytes + table_bytes
+        return {
+            "ntotal": vectors,
+            "entries": entries,
+            "entries_per_vector": entries / vectors if vectors else np.nan,
+            "max_copies": self.max_copies,
+            "list_sizes": sizes,
+            "imbalance": len(sizes) * float(sizes @ sizes) / entries**2 if entries else np.nan,
+            "max_over_mean": len(sizes) * int(sizes.max()) / entries if entries else np.nan,
+            "bytes": used,
+            "bytes_per_vector": used / vectors if vectors else np.nan,
+        }

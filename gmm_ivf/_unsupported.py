@@ -1,0 +1,38 @@
+"""Methods of a FAISS index that `IndexIVFGMM` does not have yet, refused in one place."""
+
+from typing import Any
+
+_REASONS = {
+    "range_search": "use search with a large k",
+    "reconstruct": "keep the vectors yourself, by id",
+    "reconstruct_n": "keep the vectors yourself, by id",
+    "reconstruct_batch": "keep the vectors yourself, by id",
+    "search_and_reconstruct": "use search, and keep the vectors yourself, by id",
+    "search_preassigned": "use search, which probes the nearest means",
+    "update_vectors": "use remove_ids and add_with_ids",
+    "merge_from": "add the vectors of the other index",
+    "copy_subset_to": "add the vectors to a new index",
+    "make_direct_map": "a direct map keeps one place per id and would lose copies",
+    "set_direct_map_type": "a direct map keeps one place per id and would lose copies",
+    "to_gpu": "search on the CPU",
+    "__reduce__": "pickle the quantizer and the vectors instead",
+    "__copy__": "build a second index from the quantizer and the vectors",
+    "__deepcopy__": "build a second index from the quantizer and the vectors",
+}
+
+
+def _refusal(name: str, way: str):
+    def method(self, *args: Any, **kwargs: Any):
+        raise NotImplementedError(f"IndexIVFGMM.{name} is not available: {way}.")
+
+    method.__name__ = name
+    method.__doc__ = f"Not available: {way}."
+    return method
+
+
+class Unsupported:
+    """Base that answers each missing method with NotImplementedError and one sentence."""
+
+
+for _name, _way in _REASONS.items():
+    setattr(Unsupported, _name, _refusal(_name, _way))

@@ -1,0 +1,369 @@
+"""GMMQuantizer: a FAISS coarse quantizer whose centroids are the means of a Gaussian mixture."""
+
+import copy
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+
+from gmm_ivf._coarse import CoarseRanker
+from gmm_ivf._faiss import address, check_metric, faiss, metric_name
+from gmm_ivf._reseed import fill_empty
+from gmm_ivf._vectors import (
+    as_matrix,
+    block,
+    check_count,
+    check_rows,
+    sample_rows,
+    spans,
+    unit_rows,
+)
+from gmm_ivf.estimator import GaussianMixture
+
+# FAISS asks for as many training vectors per centroid.
+_MIN_POINTS_PER_CENTROID = 39
+
+
+class GMMQuantizer(faiss.IndexFlat):
+    """A flat FAISS index over the means of a Gaussian mixture, trained by EM.
+
+    It goes wherever FAISS takes a coarse quantizer. Train it first, through its own `train`:
+    FAISS never calls a Python method, and an index over an untrained one raises
+    ``'is_trained' failed`` in its `train` and `add`. From then on the index is stock FAISS, every
+    vector in the list of its nearest mean.
+
+    Parameters
+    ----------
+    d : int
+        Dimensions of the vectors.
+    nlist : int
+        Number of components, which is the number of lists.
+    metric : int, default=faiss.METRIC_L2
+        METRIC_L2, or METRIC_INNER_PRODUCT: the mixture is then fitted on L2-normalised rows and
+        the means are normalised before they become centroids. For cosine normalise the vectors
+        yourself, as everywhere in FAISS.
+    max_points_per_centroid : int, default=None
+        At most nlist times as many rows are drawn, by `random_state`, to train on; None takes
+        all. It limits training only: it is no limit on the size of a list.
+    **gmm_options
+        Options of `GaussianMixture`, such as ``covariance_type="spherical"``, ``max_iter``,
+        ``random_state``, ``device``.
+
+    Attributes
+    ----------
+    nlist : int
+    mixture : GaussianMixture or None
+        The fitted mixture. Under METRIC_INNER_PRODUCT it models L2-normalised rows.
+        ``mixture.predict`` takes the largest posterior, the index the nearest mean: they may
+        differ.
+    reseeded : int
+        Components that owned no vectors after EM and were moved to split a heavy one.
+    train_report : dict or None
+        ``"seconds"``, ``"rows"`` trained on, ``"iterations"`` of EM before any re-seeding,
+        ``"empty_lists"`` that hold no training row.
+
+    Notes
+    -----
+    ``faiss.clone_index``, ``write_index`` and ``read_index`` know only the table of means; the
+    mixture stays with this object, its copies and its pickles. A table that was trained for nlist
+    lists must not be given to an index with another nlist: FAISS would replace it by k-means.
+    """
+
+    # SWIG objects refuse attributes that their class does not declare.
+    nlist: int = 0
+    mixture: Any = None
+    reseeded: int = 0
+    train_report: dict | None = None
+    generation: int = 0
+    _options: Any = None
+    _max_points: Any = None
+    _means: Any = None
+
+    def __init__(
+        self,
+        d: int,
+        nlist: int,
+        metric: int = faiss.METRIC_L2,
+        *,
+        max_points_per_centroid: int | None = None,
+        **gmm_options: Any,
+    ):
+        d, nlist = check_count(d, "d"), check_count(nlist, "nlist")
+        if max_points_per_centroid is not None:
+            check_count(max_points_per_centroid, "max_points_per_centroid")
+        known = set(GaussianMixture().get_params()) - {"n_components"}
+        unknown = sorted(set(gmm_options) - known)
+        if unknown:
+            raise TypeError(
+                f"GMMQuantizer has no option {unknown[0]!r}; those of GaussianMixture are "
+                f"{', '.join(sorted(known))} (nlist takes the place of n_components)."
+            )
+        super().__init__(d, check_metric(metric))
+        self.is_trained = False
+        self.nlist = nlist
+        self._max_points = max_points_per_centroid
+        self._options = gmm_options
+
+    @classmethod
+    def from_mixture(cls, mixture: Any, metric: int = faiss.METRIC_L2) -> "GMMQuantizer":
+        """Quantizer over the means of a fitted mixture.
+
+        Parameters
+        ----------
+        mixture : GaussianMixture
+            Fitted. For METRIC_INNER_PRODUCT it has to be fitted on L2-normalised rows.
+        metric : int, default=faiss.METRIC_L2
+
+        Raises
+        ------
+        ValueError
+            When it is no fitted `gmm_ivf.GaussianMixture`.
+        """
+        if not isinstance(mixture, GaussianMixture) or not hasattr(mixture, "means_"):
+            raise ValueError(
+                f"mixture must be a fitted gmm_ivf.GaussianMixture; got {type(mixture).__name__}"
+                f"{'' if hasattr(mixture, 'means_') else ', not fitted: call its fit first'}."
+            )
+        nlist, d = mixture.means_.shape
+        options = {k: v for k, v in mixture.get_params().items() if k != "n_components"}
+        quantizer = cls(d, nlist, metric, **options)
+        quantizer._install(mixture)
+        return quantizer
+
+    def train(self, x: Any) -> None:
+        """Fit the mixture and make its means the centroids.
+
+        Parameters
+        ----------
+        x : array-like of shape (n, d)
+            numpy array or memmap of any real dtype, torch tensor, or HDF5 dataset.
+
+        Raises
+        ------
+        ValueError
+            When n is below nlist, or naming a row that holds NaN or infinity (or, under
+            METRIC_INNER_PRODUCT, is zero).
+        RuntimeError
+            When it is trained already: call `reset` first.
+
+        Warns
+        -----
+        UserWarning
+            Below 39 rows per list, or when there are fewer distinct rows than lists.
+        """
+        x = as_matrix(x, self.d, "x")
+        self._check_training(x)
+        started = time.perf_counter()
+        rng = check_random_state((self._options or {}).get("random_state"))
+        if self._max_points is not None and x.shape[0] > self._max_points * self.nlist:
+            x = x[sample_rows(x.shape[0], self._max_points * self.nlist, rng)]
+        if self._is_product:
+            x = unit_rows(block(x, "x"))
+        mixture = self._fitted(x)
+        iterations = int(mixture.n_iter_)
+        reseeded, sizes = fill_empty(mixture, x, lambda fitted: self._assign(fitted, x), rng)
+        self._install(mixture)
+        self.reseeded = reseeded
+        empty = int((sizes == 0).sum())
+        self.train_report = {
+            "seconds": time.perf_counter() - started,
+            "rows": int(x.shape[0]),
+            "iterations": iterations,
+            "empty_lists": empty,
+        }
+        if empty:
+            self._warn_empty(x, empty)
+
+    def _fitted(self, x: Any) -> GaussianMixture:
+        mixture = GaussianMixture(n_components=self.nlist, **self._options)
+        with warnings.catch_warnings():
+            # Such components are re-seeded next, and what cannot be helped is warned of there.
+            warnings.filterwarnings("ignore", ".*components hold no samples", ConvergenceWarning)
+            return mixture.fit(x)
+
+    def _check_training(self, x: Any) -> None:
+        if self.is_trained:
+            raise RuntimeError(
+                "this GMMQuantizer is trained, and an index may hold vectors in its lists: call "
+                "reset() first, and fill such indexes anew."
+            )
+        n = x.shape[0]
+        if n < self.nlist:
+            raise ValueError(
+                f"x must have at least nlist={self.nlist} rows to train on; got n={n}. Lower nlist "
+                "or give more rows."
+            )
+        check_rows(x, "x", unit=self._is_product)
+        if n < _MIN_POINTS_PER_CENTROID * self.nlist:
+            warnings.warn(
+                f"training {self.nlist} lists on {n} rows; at least "
+                f"{_MIN_POINTS_PER_CENTROID * self.nlist} (39 per list) are advised.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def _warn_empty(self, x: Any, empty: int) -> None:
+        # Halves of a list always have rows unless its points coincide, so the usual reason is that
+        # there are too few distinct points; only then it is worth counting them.
+        distinct = len(np.unique(block(x, "x"), axis=0))
+        reason = f"x has {distinct} distinct rows for nlist={self.nlist}; " * (
+            distinct < self.nlist
+        )
+        warnings.warn(
+            f"{reason}{empty} of {self.nlist} lists hold no training row.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    @property
+    def _is_product(self) -> bool:
+        return self.metric_type == faiss.METRIC_INNER_PRODUCT
+
+    def _table(self, mixture: Any) -> np.ndarray:
+        """Centroids of a mixture, (nlist, d) float32."""
+        means = np.asarray(mixture.means_, np.float64)
+        return (unit_rows(means) if self._is_product else means).astype(np.float32)
+
+    def _assign(self, mixture: Any, x: Any) -> np.ndarray:
+        """List of every row of x if the mixture were installed, (n,) int64."""
+        flat = faiss.IndexFlat(self.d, self.metric_type)
+        flat.add(self._table(mixture))
+        ranker = CoarseRanker(flat, mixture)
+        return np.concatenate([ranker.nearest(block(x, "x", where)) for where in spans(*x.shape)])
+
+    def _install(self, mixture: Any) -> None:
+        """Make the means of a mixture the centroids."""
+        self.reset()
+        self.is_trained = True
+        super().add(self._table(mixture))
+        self.mixture = mixture
+        self._means = mixture.means_
+
+    def reset(self) -> None:
+        """Forget mixture and means, back to the untrained state.
+
+        An index over this quantizer has no usable lists after that: reset or rebuild it too.
+        """
+        super().reset()
+        self.is_trained = False
+        self.mixture = self._means = self.train_report = None
+        self.reseeded = 0
+        self.generation += 1
+
+    def check_intact(self) -> None:
+        """Check that the centroids still are the means of the mixture.
+
+        Raises
+        ------
+        RuntimeError
+            When FAISS trained or filled the table itself, or the mixture was fitted anew.
+        """
+        if self.ntotal != (self.nlist if self.is_trained else 0):
+            raise RuntimeError(
+                f"the quantizer holds {self.ntotal} centroids instead of the {self.nlist} means of "
+                "its mixture: FAISS replaced them (an index of another nlist was trained with it)."
+            )
+        if self.is_trained and self.mixture.means_ is not self._means:
+            raise RuntimeError(
+                "q.mixture was fitted again after its means became the centroids: build a new "
+                "quantizer with GMMQuantizer.from_mixture."
+            )
+
+    def attach(self, index: Any) -> None:
+        """Make this the coarse quantizer of an existing, empty IVF index.
+
+        A codec that was trained on residuals of other centroids does not fit: apart from
+        IndexIVFFlat the index counts as untrained afterwards, so call its `train`.
+
+        Parameters
+        ----------
+        index : faiss.IndexIVF
+            For example from ``faiss.index_factory``. It keeps a reference to this object.
+
+        Raises
+        ------
+        ValueError
+            When it is no IVF index, holds vectors, or differs in d, nlist or metric.
+        """
+        ivf = faiss.downcast_index(index) if isinstance(index, faiss.Index) else index
+        if not isinstance(ivf, faiss.IndexIVF):
+            raise ValueError(
+                f"index must be a faiss.IndexIVF; got {type(ivf).__name__}. Attach to the IVF "
+                "index inside (faiss.extract_index_ivf), in whose space the mixture has to be."
+            )
+        if index.ntotal:
+            raise ValueError(
+                f"index must be empty; it holds {index.ntotal} vectors in lists of other centroids."
+            )
+        for name in ("d", "nlist", "metric_type"):
+            mine, other = getattr(self, name), getattr(ivf, name)
+            if mine != other:
+                raise ValueError(f"index has {name}={other}, this quantizer has {mine}.")
+        self._replace_quantizer(index, ivf)
+
+    def _replace_quantizer(self, index: Any, ivf: Any) -> None:
+        old = ivf.quantizer
+        if old is not None and address(old) != address(self):
+            # What the index owned goes to Python, which frees it at the end of this call.
+            if ivf.own_fields:
+                old = faiss.downcast_index(old)
+                old.this.own(True)
+            kept = [
+                o for o in getattr(index, "referenced_objects", []) if address(o) != address(old)
+            ]
+            index.referenced_objects = [*kept, self]
+            ivf.own_fields = False
+            ivf.quantizer = self
+            # SWIG hands ownership to the index on assignment; the reference above keeps it here.
+            self.this.own(True)
+        ivf.is_trained = self.is_trained and isinstance(ivf, faiss.IndexIVFFlat)
+
+    def __reduce__(self):
+        state = {"mixture": self.mixture, "reseeded": self.reseeded, "report": self.train_report}
+        options = {"max_points_per_centroid": self._max_points, **self._options}
+        arguments = (self.d, self.nlist, self.metric_type)
+        return _restore, (type(self), arguments, options, state)
+
+    def __copy__(self):
+        restore, arguments = self.__reduce__()
+        return restore(*arguments)
+
+    def __deepcopy__(self, memo: dict):
+        restore, arguments = self.__reduce__()
+        return restore(*copy.deepcopy(arguments, memo))
+
+    def __repr__(self) -> str:
+        state = "trained" if self.is_trained else "untrained"
+        return (
+            f"GMMQuantizer(d={self.d}, nlist={self.nlist}, metric={metric_name(self.metric_type)},"
+            f" {state})"
+        )
+
+
+def _restore(cls: type, arguments: tuple, options: dict, state: dict) -> GMMQuantizer:
+    """Rebuild a quantizer from what `GMMQuantizer.__reduce__` saved."""
+    quantizer = cls(*arguments, **options)
+    if state["mixture"] is not None:
+        quantizer._install(state["mixture"])
+        quantizer.reseeded = state["reseeded"]
+        quantizer.train_report = state["report"]
+    return quantizer
+
+
+def _refuse(name: str):
+    def method(self, *args: Any, **kwargs: Any):
+        raise RuntimeError(
+            f"GMMQuantizer.{name} would part the centroids from the mixture; use train, reset or "
+            "GMMQuantizer.from_mixture."
+        )
+
+    method.__name__ = name
+    method.__doc__ = "Not allowed: the centroids are the means of the mixture."
+    return method
+
+
+for _name in ("add", "add_with_ids", "add_sa_codes", "remove_ids", "merge_from", "permute_entries"):
+    setattr(GMMQuantizer, _name, _refuse(_name))
