@@ -29,7 +29,7 @@ def convert(
     ground_truth: Path | None = None,
     metric: str | None = None,
 ) -> list[Path]:
-    """Convert a file, with everything that belongs to it.
+    """Convert a file, with everything that belongs to it, and return the paths written.
 
     HDF5 takes it all in one file. Other formats get up to three: the vectors in ``NAME_base``, and
     ``NAME_query`` and ``NAME_groundtruth`` beside it; without queries, one file named as asked.
@@ -41,14 +41,9 @@ def convert(
     target : Path
         Its suffix gives the format.
     query, ground_truth : Path, optional
-        Queries and neighbour ids to use instead of the source's own.
+        Used instead of the source's own.
     metric : {"l2", "ip", "cosine"}, optional
-        Metric to note instead of the source's; the source's ground truth is then left out.
-
-    Returns
-    -------
-    list of Path
-        What was written.
+        Noted instead of the source's, whose ground truth is then left out.
 
     Raises
     ------

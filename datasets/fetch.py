@@ -34,19 +34,11 @@ def fetch(
     ----------
     url : str
     target : Path
-        Not touched unless everything below passed.
-    size : int, optional
-        Bytes the file must have.
-    sha256 : str, optional
-        Hexadecimal hash the file must have.
+        Not touched unless the part passed. It is also what is returned.
+    size, sha256 : int and str, optional
+        Bytes the file must have, and its hexadecimal hash.
     check : callable, optional
-        Called with the path of the finished part; raises ValueError when it is not what it should
-        be.
-
-    Returns
-    -------
-    Path
-        ``target``.
+        Called with the path of the finished part; raises ValueError if it is something else.
 
     Raises
     ------
@@ -57,9 +49,7 @@ def fetch(
     """
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if size is not None and part.exists() and part.stat().st_size > size:
-        part.unlink()
-    if size is None or not part.exists() or part.stat().st_size < size:
+    if size is None or _bytes_of(part) != size:
         try:
             _transfer(url, part, size)
         except (OSError, HTTPException) as error:
@@ -70,7 +60,7 @@ def fetch(
             check(part)
     except ValueError as error:
         part.unlink()
-        raise ValueError(f"{url} is not the file that was expected: {error}") from error
+        raise ValueError(f"{url} is not the expected file: {error}") from error
     os.replace(part, target)
     return target
 
@@ -98,7 +88,9 @@ def check_file(path: Path, *, size: int | None = None, sha256: str | None = None
 
 
 def _transfer(url: str, part: Path, size: int | None) -> None:
-    have = part.stat().st_size if part.exists() else 0
+    have = _bytes_of(part)
+    if size is not None and have > size:
+        have = 0
     try:
         response = _open(url, have)
     except urllib.error.HTTPError as error:
@@ -117,9 +109,13 @@ def _transfer(url: str, part: Path, size: int | None) -> None:
             part.unlink(missing_ok=True)
             raise ConnectionError(f"the server offers {total} bytes where {size} were expected")
         _copy(response, part, have, total)
-    got = part.stat().st_size
+    got = _bytes_of(part)
     if total is not None and got != total:
         raise ConnectionError(f"the transfer stopped after {got} of {total} bytes")
+
+
+def _bytes_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _open(url: str, have: int) -> HTTPResponse:
@@ -147,7 +143,7 @@ def _copy(response: HTTPResponse, part: Path, have: int, total: int | None) -> N
 
 
 def _by_hand(url: str, target: Path, part: Path, error: Exception) -> str:
-    kept = part.stat().st_size if part.exists() else 0
+    kept = _bytes_of(part)
     again = f"; {kept} bytes are kept in {part} and the next try goes on from there" if kept else ""
     return (
         f"could not download {url} ({error}){again}. Without a network, fetch that file on another "

@@ -45,26 +45,15 @@ def exact_neighbors(
         If shapes disagree, k is outside 1..n, the metric is unknown, or a value is not finite.
     """
     _check(base, query, k, metric)
-    keep = min(len(base), k + _MARGIN)
     centre = _centre(base, metric)
-    underflow = base.shape[1] * np.finfo(np.float32).tiny
     ids = np.empty((len(query), k), np.int64)
     costs = np.empty((len(query), k), np.float64)
-    starts = range(0, len(query), _QUERY_ROWS)
     pairs = len(query) * len(base)
     with tqdm(desc="exact neighbours", total=pairs, unit="pair", unit_scale=True, delay=2) as bar:
-        for first in starts:
+        for first in range(0, len(query), _QUERY_ROWS):
             rows = np.asarray(query[first : first + _QUERY_ROWS])
             part = slice(first, first + len(rows))
-            found, last, slack = _candidates(base, rows, keep, metric, centre, bar)
-            ids[part], costs[part] = _rank(base, rows, found, k, metric)
-            if keep == len(base):
-                continue
-            enough = last > costs[part, -1] + slack(costs[part, -1]) + underflow
-            # Infinite or NaN after an overflow.
-            doubtful = ~(enough & np.isfinite(last))
-            for row in np.flatnonzero(doubtful):
-                ids[first + row], costs[first + row] = _search_one(base, rows[row], k, metric)
+            ids[part], costs[part] = _search(base, rows, k, metric, centre, bar)
     return ids, _reported(costs, metric)
 
 
@@ -115,6 +104,21 @@ def _centre(base: np.ndarray, metric: str) -> np.ndarray:
     for _, block in row_blocks(base):
         total += block.sum(axis=0, dtype=np.float64)
     return total / len(base)
+
+
+def _search(base, rows, k, metric, centre, bar):
+    """Ids and float64 costs of the k nearest of a block of queries."""
+    keep = min(len(base), k + _MARGIN)
+    found, last, slack = _candidates(base, rows, keep, metric, centre, bar)
+    ids, costs = _rank(base, rows, found, k, metric)
+    if keep < len(base):
+        worst = costs[:, -1]
+        underflow = base.shape[1] * np.finfo(np.float32).tiny
+        # Not finite after an overflow.
+        safe = np.isfinite(last) & (last > worst + slack(worst) + underflow)
+        for row in np.flatnonzero(~safe):
+            ids[row], costs[row] = _search_one(base, rows[row], k, metric)
+    return ids, costs
 
 
 def _candidates(base, rows, keep, metric, centre, bar):

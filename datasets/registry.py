@@ -129,22 +129,27 @@ def load(
     ConnectionError
         If it cannot be downloaded; the message says where to put the file by hand.
     """
-    name = os.fspath(name_or_path)
+    raw, name, source = _read(os.fspath(name_or_path), data_dir, download)
+    return assemble(raw, name, source, limit)
+
+
+def _read(
+    name: str, data_dir: str | os.PathLike | None, download: bool
+) -> tuple[RawVectors, str, str]:
+    """Arrays, name and source of what a name or path stands for."""
     if name in entries():
+        entry = entries()[name]
         path = locate(name, data_dir, download)
         raw = read_raw(path)
-        entries()[name].check(raw, path)
-        source = entries()[name].about
-    else:
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise ValueError(
-                f"name_or_path must be one of {', '.join(entries())} or a file ending in one of "
-                f"{', '.join(SUFFIXES)}, got {name!r}, which is not there"
-            )
-        raw = read_raw(path)
-        name, source = path.stem, str(path)
-    return assemble(raw, name, source, limit)
+        entry.check(raw, path)
+        return raw, name, entry.about
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f"name_or_path must be one of {', '.join(entries())} or a file ending in one of "
+            f"{', '.join(SUFFIXES)}, got {name!r}, which is not there"
+        )
+    return read_raw(path), path.stem, str(path)
 
 
 def assemble(raw: RawVectors, name: str, source: str, limit: int | None = None) -> Dataset:

@@ -25,7 +25,7 @@ def test_all_four_datasets_are_read(make_hdf5, vectors):
     np.testing.assert_array_equal(data.query, given["test"])
     np.testing.assert_array_equal(data.ground_truth, given["neighbors"])
     np.testing.assert_array_equal(data.distances, given["distances"])
-    assert data.ground_truth.dtype == np.int64
+    assert data.ground_truth is not None and data.ground_truth.dtype == np.int64
     assert (data.name, data.metric, data.n, data.d) == ("data", "l2", 50, 5)
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_is_no_hdf5_or_cut_off_is_named(make_hdf5, vectors, size):
 
 def test_text_is_no_vector(make_hdf5):
     path = make_hdf5(train=np.array([[b"a", b"b"]]), test=np.zeros((1, 2)))
-    with pytest.raises(ValueError, match="/train of .* must hold real numbers"):
+    with pytest.raises(ValueError, match=r"/train of .* must hold real numbers"):
         load(path)
 
 
