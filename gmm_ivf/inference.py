@@ -85,7 +85,7 @@ class MixtureInference(TiledMixture):
         volume = self._frame().log_volume()
         return self._by_tile(
             X,
-            lambda x, p: torch.logsumexp(torch_backend.log_joint(x, p), 1).double() - volume,
+            lambda x, p: torch_backend.log_density(x, p).double() - volume,
             torch.float64,
         )
 
