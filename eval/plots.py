@@ -1,0 +1,173 @@
+"""Figures from stored operating points only: cost over recall, and its ratio to k-means."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmm_ivf.eval.method_spec import label
+from gmm_ivf.eval.results import OperatingPoint
+from gmm_ivf.eval.tables import BASELINE, Curve, curves, ratio_to_baseline
+
+# Okabe and Ito's colours, distinct under the common forms of colour blindness; each goes with its
+# own marker and line style, so that print in grey still tells the curves apart.
+_STYLES = (
+    ("#0072B2", "s", "-"),
+    ("#D55E00", "^", "-"),
+    ("#009E73", "D", "--"),
+    ("#CC79A7", "v", "-."),
+    ("#56B4E9", "P", ":"),
+    ("#E69F00", "X", "--"),
+)
+_BASELINE_STYLE = ("#000000", "o", "-")
+_LOWEST_RECALL = 0.5
+_RECALL_STEP = 0.01
+
+Style = tuple[str, str, str]
+
+
+def draw(points: Sequence[OperatingPoint]) -> Any:
+    """Draw one column per nlist: cost over recall above, ratio to k-means below.
+
+    Parameters
+    ----------
+    points : sequence of OperatingPoint
+        At least one. Several seeds are averaged at equal nprobe; the ratio shows their range.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ValueError
+        If there are no points.
+    """
+    if not points:
+        raise ValueError("points must hold at least one operating point, got none")
+    from matplotlib.figure import Figure
+
+    by_key = curves(points)
+    nlists = list(dict.fromkeys(nlist for nlist, _, _ in by_key))
+    styles = _styles([method for _, method, _ in by_key])
+    with_ratio = BASELINE in styles and len(styles) > 1
+    figure = Figure(figsize=(1.2 + 5.6 * len(nlists), 7.6 if with_ratio else 5.2), dpi=130)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(
+        1 + with_ratio,
+        len(nlists),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        gridspec_kw={"height_ratios": [1.7, 1] if with_ratio else [1]},
+    )
+    for column, nlist in enumerate(nlists):
+        mine = {(m, s): curve for (k, m, s), curve in by_key.items() if k == nlist}
+        _draw_cost(axes[0, column], mine, styles)
+        if with_ratio:
+            _draw_ratio(axes[1, column], mine, styles)
+        axes[-1, column].set_xlabel(f"recall@{points[0].key.k}")
+        axes[0, column].set_title(
+            f"{points[0].dataset}, N = {points[0].n:,}, D = {points[0].d}, K = nlist = {nlist:,}",
+            fontsize=11,
+            parse_math=False,  # a file name may hold a dollar sign
+        )
+    axes[0, 0].set_ylabel("distance computations per query\n(scanned, copies counted, + nlist)")
+    if with_ratio:
+        axes[1, 0].set_ylabel("k-means cost / cost\n(above 1: fewer)")
+    axes[0, 0].set_xlim(_left_limit(points), 1.003)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2 * len(nlists), frameon=False)
+    return figure
+
+
+def save(points: Sequence[OperatingPoint], folder: str | Path, name: str = "recall") -> list[Path]:
+    """Write the figure as PNG and SVG into `folder`; the same points give the same SVG bytes."""
+    import matplotlib
+
+    figure = draw(points)
+    paths = [Path(folder) / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    with matplotlib.rc_context({"svg.hashsalt": "gmm_ivf"}):
+        figure.savefig(paths[0], dpi=130)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _styles(methods: Sequence[str]) -> dict[str, Style]:
+    unique = list(dict.fromkeys(methods))
+    others = [method for method in unique if method != BASELINE]
+    styles = {BASELINE: _BASELINE_STYLE} if BASELINE in unique else {}
+    return styles | {m: _STYLES[i % len(_STYLES)] for i, m in enumerate(others)}
+
+
+def _left_limit(points: Sequence[OperatingPoint]) -> float:
+    """Below recall 0.5 nobody operates; above it, start where the first curve does."""
+    lowest = min(point.recall for point in points)
+    return max(_LOWEST_RECALL, float(np.floor(lowest * 20) / 20)) if lowest < 0.95 else 0.9
+
+
+def _draw_cost(axes: Any, mine: dict[tuple[str, int], Curve], styles: dict[str, Style]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for method, (colour, marker, line) in styles.items():
+        x, y = _mean_curve([curve for (m, _), curve in mine.items() if m == method])
+        visible = x >= _LOWEST_RECALL
+        if visible.any():
+            x, y = x[visible], y[visible]
+        axes.plot(
+            x,
+            y,
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            markersize=4,
+            linewidth=1.4,
+            label=label(method),
+        )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3, which="major")
+
+
+def _draw_ratio(axes: Any, mine: dict[tuple[str, int], Curve], styles: dict[str, Style]) -> None:
+    grid = np.arange(_LOWEST_RECALL, 1.0, _RECALL_STEP)
+    seeds = sorted({seed for _, seed in mine})
+    for method, (colour, _, line) in styles.items():
+        if method == BASELINE:
+            axes.axhline(1.0, color=colour, linewidth=1.4)
+            continue
+        table = np.array(
+            [
+                [_ratio_or_nan(mine, method, seed, target) for target in grid]
+                for seed in seeds
+                if (method, seed) in mine
+            ]
+        )
+        if not len(table):
+            continue
+        axes.plot(grid, table.mean(axis=0), color=colour, linestyle=line, linewidth=1.6)
+        if len(table) > 1:
+            low, high = table.min(axis=0), table.max(axis=0)
+            axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.grid(alpha=0.3)
+
+
+def _ratio_or_nan(
+    mine: dict[tuple[str, int], Curve], method: str, seed: int, target: float
+) -> float:
+    ratio = ratio_to_baseline(mine[method, seed], mine.get((BASELINE, seed)), target)
+    return np.nan if ratio is None else ratio
+
+
+def _mean_curve(own: list[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean recall and cost over seeds at each nprobe that all seeds reached."""
+    if not own:
+        return np.empty(0), np.empty(0)
+    by_nprobe = [{point.key.nprobe: point for point in curve} for curve in own]
+    shared = sorted(set.intersection(*(set(curve) for curve in by_nprobe)))
+    recall = [np.mean([curve[p].recall for curve in by_nprobe]) for p in shared]
+    cost = [np.mean([curve[p].distance_computations for curve in by_nprobe]) for p in shared]
+    return np.array(recall), np.array(cost)

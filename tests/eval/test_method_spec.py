@@ -1,0 +1,65 @@
+"""The grammar of --method."""
+
+import pytest
+
+from gmm_ivf.eval.method_spec import label, parse_method
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("kmeans", "kmeans"),
+        (" gmm ", "gmm"),
+        ("gmm-soft", "gmm-soft"),
+        ("gmm-soft:replication=1.5,max_lists=2", "gmm-soft"),
+        ("gmm-soft:tau=1/K,max_lists=8", "gmm-soft:max_lists=8,tau=1/K"),
+        ("gmm-soft:max_lists=8, tau=1/K", "gmm-soft:max_lists=8,tau=1/K"),
+        ("gmm-soft:tau=0.50/K", "gmm-soft:tau=0.5/K"),
+        ("gmm-soft:tau=1e-6", "gmm-soft:tau=1e-06"),
+        ("gmm-soft:replication=2", "gmm-soft:replication=2.0"),
+        ("gmm:covariance_type=diag", "gmm:covariance_type=diag"),
+        ("gmm:covariance_type=spherical", "gmm"),
+        ("kmeans:niter=10", "kmeans:niter=10"),
+    ],
+)
+def test_canonical_spelling_is_stable(text, canonical):
+    spec = parse_method(text)
+    assert str(spec) == canonical
+    assert parse_method(str(spec)) == spec
+
+
+def test_threshold_in_units_of_one_over_K():
+    assert parse_method("gmm-soft:tau=2/K").get("tau").resolve(50) == pytest.approx(0.04)
+    assert parse_method("gmm-soft:tau=0.3").get("tau").resolve(50) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kmeanz", "unknown method 'kmeanz'; known methods: kmeans, gmm, gmm-soft"),
+        ("", "known methods"),
+        ("gmm:tau=1/K", "no such option 'tau=1/K'.*covariance_type"),
+        ("gmm-soft:tau", "write key=value"),
+        ("gmm-soft:", "write key=value"),
+        ("gmm-soft:tau=1/K,tau=2/K", "repeated option"),
+        ("gmm-soft:tau=1/N", "tau must be a number above 0 or a multiple of 1/K.*got '1/N'"),
+        ("gmm-soft:tau=0", "tau must be"),
+        ("gmm-soft:tau=nan", "tau must be"),
+        ("gmm-soft:max_lists=0", "max_lists must be a whole number of at least 1, got '0'"),
+        ("gmm-soft:max_lists=1.5", "whole number"),
+        ("gmm-soft:replication=0.5", "replication must be a number of at least 1, got '0.5'"),
+        ("gmm-soft:replication=nan", "replication must be"),
+        ("gmm-soft:tau=1/K,replication=1.5", "tau or replication, not both"),
+        ("gmm:covariance_type=round", "one of spherical, diag, tied, full, got 'round'"),
+    ],
+)
+def test_errors_name_what_was_wanted_and_what_came(text, words):
+    with pytest.raises(ValueError, match=words):
+        parse_method(text)
+
+
+def test_labels_say_what_the_default_stores():
+    assert label("kmeans") == "k-means"
+    assert label("gmm-soft") == "GMM, soft (replication 1.5)"
+    assert label("gmm-soft:tau=1/K") == "GMM, soft (tau 1/K)"
+    assert label("gmm:covariance_type=diag") == "GMM, hard (covariance_type diag)"
