@@ -67,6 +67,7 @@ def test_queries_and_neighbours_from_files_of_their_own(vectors, tmp_path):
     data = verify(str(path))
     assert data.metric == "cosine"
     np.testing.assert_array_equal(data.ground_truth, ids)
+    assert data.distances is not None
     np.testing.assert_allclose(data.distances, distances, atol=1e-6)
 
 

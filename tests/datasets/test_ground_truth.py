@@ -90,14 +90,33 @@ def test_squares_that_leave_float32_are_searched_in_float64(brute_force, scale):
     np.testing.assert_array_equal(ids, brute_force(base, base[:5], 6)[0])
 
 
-def test_an_outlier_does_not_send_every_query_to_the_slow_path(monkeypatch):
+@pytest.fixture
+def fast_only(monkeypatch):
+    """Fails when a query is searched again in float64: that would hide errors of the first pass."""
+
     def refuse(*_):
         raise AssertionError("searched again")
 
+    monkeypatch.setattr(ground_truth, "_search_one", refuse)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("shift", [0, 1e4])
+def test_ordinary_queries_need_one_pass(monkeypatch, fast_only, brute_force, metric, shift):
+    monkeypatch.setattr(ground_truth, "_BASE_ROWS", 300)
+    rng = np.random.default_rng(5)
+    # Vectors far from the origin all have the same cosine.
+    shift = 0 if metric == "cosine" else shift
+    base = (rng.standard_normal((2000, 24)) + shift).astype(np.float32)
+    query = (rng.standard_normal((30, 24)) + shift).astype(np.float32)
+    ids, _ = exact_neighbors(base, query, 10, metric)
+    np.testing.assert_array_equal(ids, brute_force(base, query, 10, metric)[0])
+
+
+def test_an_outlier_does_not_send_every_query_to_the_slow_path(fast_only):
     rng = np.random.default_rng(3)
     base = rng.standard_normal((2000, 16)).astype(np.float32)
     base[7] *= 1000
-    monkeypatch.setattr(ground_truth, "_search_one", refuse)
     exact_neighbors(base, rng.standard_normal((50, 16)).astype(np.float32), 10)
 
 

@@ -73,7 +73,10 @@ def test_neighbours_may_be_missing(make_hdf5, vectors):
 
 @pytest.mark.parametrize("name", ["train", "embeddings"])
 def test_a_file_of_vectors_alone_gets_queries_held_out(make_hdf5, vectors, name):
-    data = load(make_hdf5(**{name: vectors}))
+    path = make_hdf5(**{name: vectors})
+    before = path.read_bytes()
+    data = load(path)
+    assert path.read_bytes() == before
     assert (data.base.shape, data.query.shape) == ((54, 5), (6, 5))
     assert "6 random rows held out as queries (seed 0)" in data.source
 

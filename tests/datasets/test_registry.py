@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from gmm_ivf.datasets import rows as rows_module
 from gmm_ivf.datasets.bins import write_bin
 from gmm_ivf.datasets.ground_truth import exact_neighbors
 from gmm_ivf.datasets.npy import write_npy
@@ -85,7 +86,10 @@ def test_files_that_belong_together_are_found(tmp_path, vectors, prefix, vectors
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("row", [0, 37, 59])
-def test_ix_n1_a_value_that_is_not_finite_names_the_row(tmp_path, make_hdf5, vectors, bad, row):
+def test_ix_n1_a_value_that_is_not_finite_names_the_row(
+    monkeypatch, tmp_path, make_hdf5, vectors, bad, row
+):
+    monkeypatch.setattr(rows_module, "_BLOCK_VALUES", 35)
     broken = vectors.copy()
     broken[row, 3] = bad
     write_vecs(tmp_path / "x.fvecs", broken)
