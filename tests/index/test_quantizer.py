@@ -1,0 +1,459 @@
+"""GMMQuantizer: training, stock FAISS on top of it, copies, and what it refuses."""
+
+import copy
+import gc
+import pickle
+import warnings
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from sklearn.mixture import GaussianMixture as SklearnMixture
+
+from gmm_ivf import GaussianMixture, GMMQuantizer
+
+CODEC_NAMES = ["Flat", "PQ", "SQ8", "SQ4", "SQfp16", "RaBitQ"]
+METRICS = pytest.mark.parametrize(
+    "metric", [faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT], ids=["l2", "ip"]
+)
+
+
+def table(q):
+    return faiss.rev_swig_ptr(q.get_xb(), q.ntotal * q.d).reshape(q.ntotal, q.d).copy()
+
+
+def test_training_makes_means_centroids(blobs):
+    x = blobs(2000, 8)
+    q = GMMQuantizer(8, 12, random_state=0, tol=1e-2)
+    assert isinstance(q, faiss.IndexFlat)
+    assert (q.is_trained, q.ntotal, q.mixture) == (False, 0, None)
+    assert repr(q) == "GMMQuantizer(d=8, nlist=12, metric=METRIC_L2, untrained)"
+    q.train(x)
+    assert (q.is_trained, q.ntotal, q.nlist) == (True, 12, 12)
+    assert q.mixture.covariance_type == "spherical"
+    np.testing.assert_array_equal(table(q), q.mixture.means_.astype("f4"))
+    assert q.train_report["rows"] == 2000
+    assert q.train_report["seconds"] > 0
+    assert q.train_report["empty_lists"] == 0
+    assert q.reseeded == 0
+
+
+def test_model_is_that_of_the_estimator(blobs):
+    x = blobs(1500, 5)
+    q = GMMQuantizer(5, 6, random_state=3, tol=1e-2, covariance_type="diag")
+    q.train(x)
+    alone = GaussianMixture(6, random_state=3, tol=1e-2, covariance_type="diag").fit(x)
+    np.testing.assert_array_equal(q.mixture.means_, alone.means_)
+
+
+@METRICS
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_stock_index_assigns_to_nearest_mean(blobs, trained, codec, entries_of, name, metric):
+    x = blobs(1500, 16)
+    q = trained(x, 10, metric)
+    index = codec(name, q)
+    index.train(x)
+    index.add(x)
+    lists = q.search(x, 1)[1][:, 0]
+    for number, ids in enumerate(entries_of(index)):
+        np.testing.assert_array_equal(np.sort(ids), np.flatnonzero(lists == number))
+    index.nprobe = 10
+    exact = faiss.IndexFlat(16, metric)
+    exact.add(x)
+    truth, found = exact.search(x[:50], 1)[1], index.search(x[:50], 10)[1]
+    assert (found == truth).any(axis=1).mean() > 0.4
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_wrong_order_fails_loudly(blobs, codec, name):
+    """FAISS 1.15.1: k-means starts, and ends when its first centroids are put in the quantizer."""
+    x = blobs(800, 16)
+    q = GMMQuantizer(16, 8)
+    index = codec(name, q)
+    assert not index.is_trained
+    with pytest.raises(RuntimeError, match=r"IndexFlatCodes::add.*'is_trained' failed"):
+        index.train(x)
+    with pytest.raises(RuntimeError, match=r"'is_trained' failed"):
+        index.add(x)
+    assert (q.is_trained, q.ntotal, index.ntotal, index.is_trained) == (False, 0, 0, False)
+
+
+def test_index_built_before_quantizer_is_trained(blobs):
+    x = blobs(800, 8)
+    q = GMMQuantizer(8, 5, random_state=0, tol=1e-2)
+    index = faiss.IndexIVFFlat(q, 8, 5)
+    q.train(x)
+    means = table(q)
+    index.train(x)
+    index.add(x)
+    np.testing.assert_array_equal(table(q), means)
+    assert index.ntotal == 800
+
+
+def test_ix_n1_nan_row_is_named(blobs):
+    x = blobs(500, 16)
+    x[37, 3] = np.nan
+    with pytest.raises(ValueError, match="x: row 37 holds NaN"):
+        GMMQuantizer(16, 4).train(x)
+    x[37, 3] = np.inf
+    with pytest.raises(ValueError, match="x: row 37 holds infinity"):
+        GMMQuantizer(16, 4).train(x)
+    x[37] = 1e19
+    with pytest.raises(ValueError, match="x: row 37 is so long"):
+        GMMQuantizer(16, 4).train(x)
+    with pytest.raises(ValueError, match=r"x: row 37 holds infinity \(in float32\)"):
+        GMMQuantizer(16, 4).train(np.where(x == 1e19, 1e300, x.astype("f8")))
+
+
+def test_ix_n2_few_rows():
+    x = np.random.default_rng(0).normal(size=(618, 8)).astype("f4")
+    q = GMMQuantizer(8, 500, random_state=0, max_iter=3, tol=1e9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        q.train(x)
+    assert [str(w.message).split(";")[0] for w in caught] == ["training 500 lists on 618 rows"]
+    assert caught[0].filename == __file__
+    assert q.ntotal == 500
+    with pytest.raises(ValueError, match=r"nlist=500 rows.*got n=100"):
+        GMMQuantizer(8, 500).train(x[:100])
+
+
+def test_ix_n3_training_alone_is_subsampled(blobs):
+    x = blobs(5000, 6)
+    q = GMMQuantizer(6, 20, max_points_per_centroid=10, random_state=0, tol=1e-2)
+    q.train(x)
+    assert q.train_report["rows"] == 200
+    index = faiss.IndexIVFFlat(q, 6, 20)
+    index.add(x)
+    assert index.ntotal == 5000
+    again = GMMQuantizer(6, 20, max_points_per_centroid=10, random_state=0, tol=1e-2)
+    again.train(x)
+    np.testing.assert_array_equal(table(q), table(again))
+
+
+def test_empty_components_are_reseeded(blobs):
+    x = blobs(3000, 4)
+    start = np.concatenate([x[:6].astype("f8"), np.full((4, 4), 500.0) + np.arange(4)[:, None]])
+    q = GMMQuantizer(4, 10, means_init=start, random_state=0, tol=1e-2)
+    q.train(x)
+    assert q.reseeded >= 4
+    assert q.train_report["empty_lists"] == 0
+    assert np.bincount(q.search(x, 1)[1][:, 0], minlength=10).min() > 0
+    assert np.isfinite(q.mixture.means_).all()
+    # The options are those given, not those of the last EM steps.
+    assert q.mixture.max_iter == 100
+    assert q.mixture.weights_init is None
+    np.testing.assert_array_equal(q.mixture.means_init, start)
+
+
+@pytest.mark.parametrize("kind", ["spherical", "diag", "tied", "full"])
+def test_reseeding_of_every_covariance_type(blobs, kind):
+    x = blobs(1000, 3)
+    start = np.concatenate([x[:4].astype("f8"), [[300.0] * 3, [400.0] * 3]])
+    q = GMMQuantizer(3, 6, covariance_type=kind, means_init=start, random_state=0, tol=1e-2)
+    q.train(x)
+    assert q.reseeded >= 2
+    assert q.train_report["empty_lists"] == 0
+
+
+def test_fewer_distinct_rows_than_lists():
+    points = np.random.default_rng(0).normal(size=(4, 8)).astype("f4")
+    q = GMMQuantizer(8, 16, random_state=0)
+    with pytest.warns(UserWarning, match="4 distinct rows for nlist=16; 12 of 16 lists"):
+        q.train(np.repeat(points, 500, axis=0))
+    assert q.ntotal == 16
+    assert np.isfinite(table(q)).all()
+    assert len(np.unique(q.search(points, 1)[1])) == 4
+
+
+def test_all_points_equal():
+    x = np.full((400, 5), 3.5, "f4")
+    q = GMMQuantizer(5, 4, random_state=0)
+    with pytest.warns(UserWarning, match="1 distinct rows for nlist=4"):
+        q.train(x)
+    np.testing.assert_array_equal(table(q), np.full((4, 5), 3.5))
+
+
+def test_one_rare_point_gets_a_list():
+    """Duplicates that hide a second point are looked through."""
+    x = np.zeros((2000, 3), "f4")
+    x[1234] = 1.0
+    q = GMMQuantizer(3, 2, means_init=[[0, 0, 0], [90, 90, 90.0]], random_state=0)
+    q.train(x)
+    lists = q.search(x, 1)[1][:, 0]
+    assert lists[1234] != lists[0]
+
+
+def test_inner_product_models_directions(blobs):
+    x = blobs(2000, 8) * np.exp(np.random.default_rng(1).normal(size=(2000, 1))).astype("f4")
+    q = GMMQuantizer(8, 10, faiss.METRIC_INNER_PRODUCT, random_state=0, tol=1e-2)
+    q.train(x)
+    np.testing.assert_allclose(np.linalg.norm(table(q), axis=1), 1, rtol=1e-6)
+    sizes = np.bincount(q.search(x, 1)[1][:, 0], minlength=10)
+    assert sizes.min() > 0
+    assert sizes.max() < 1000
+    # Lengths of rows do not count.
+    other = GMMQuantizer(8, 10, faiss.METRIC_INNER_PRODUCT, random_state=0, tol=1e-2)
+    other.train(x / np.linalg.norm(x, axis=1, keepdims=True))
+    np.testing.assert_allclose(table(q), table(other), atol=1e-4)
+
+
+def test_inner_product_refuses_zero_rows(blobs):
+    x = blobs(500, 4)
+    x[[3, 99]] = 0
+    with pytest.raises(ValueError, match="x: row 3 is zero"):
+        GMMQuantizer(4, 3, faiss.METRIC_INNER_PRODUCT).train(x)
+
+
+@METRICS
+def test_copies_and_pickles(blobs, trained, metric):
+    x = blobs(800, 6)
+    q = trained(x, 5, metric, max_points_per_centroid=100)
+    for other in (copy.copy(q), copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
+        assert type(other) is GMMQuantizer
+        assert (other.is_trained, other.nlist, other.metric_type) == (True, 5, metric)
+        np.testing.assert_array_equal(table(other), table(q))
+        assert other.train_report == q.train_report
+        other.check_intact()
+        index = faiss.IndexIVFFlat(other, 6, 5, metric)
+        index.add(x)
+        other.reset()
+        other.train(x)
+        assert other.train_report["rows"] == 500
+    assert copy.copy(q).mixture is q.mixture
+    assert copy.deepcopy(q).mixture is not q.mixture
+    q.check_intact()
+
+
+def test_untrained_copies():
+    q = GMMQuantizer(6, 5, tol=0.5)
+    for other in (copy.copy(q), copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
+        assert (other.is_trained, other.ntotal, other.mixture) == (False, 0, None)
+
+
+def test_subclasses_copy_as_themselves():
+    class Mine(GMMQuantizer):
+        pass
+
+    assert type(copy.copy(Mine(3, 2))) is Mine
+
+
+@METRICS
+def test_from_mixture(blobs, metric):
+    x = blobs(1000, 5)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    gmm = GaussianMixture(7, random_state=0, tol=1e-2, covariance_type="diag").fit(x)
+    q = GMMQuantizer.from_mixture(gmm, metric=metric)
+    assert q.mixture is gmm
+    assert (q.is_trained, q.ntotal, q.metric_type) == (True, 7, metric)
+    q.reset()
+    q.train(x)
+    np.testing.assert_allclose(q.mixture.means_, gmm.means_, atol=1e-5)
+
+
+def test_from_mixture_refuses_others(blobs):
+    with pytest.raises(ValueError, match="not fitted"):
+        GMMQuantizer.from_mixture(GaussianMixture(3))
+    sk = SklearnMixture(2, covariance_type="spherical", random_state=0).fit(blobs(100, 3))
+    with pytest.raises(ValueError, match="must be a fitted gmm_ivf"):
+        GMMQuantizer.from_mixture(sk)
+
+
+@pytest.mark.parametrize("spec", ["IVF6,Flat", "IVF6,PQ4x4", "IVF6,SQ8", "IVF6,PQ4x4fs"])
+def test_attach_to_factory_index(blobs, trained, spec):
+    x = blobs(1200, 8)
+    index = faiss.index_factory(8, spec)
+    index.train(x)
+    q = trained(x, 6)
+    q.attach(index)
+    assert index.is_trained == (spec == "IVF6,Flat")
+    index.train(x)
+    index.add(x)
+    same = faiss.downcast_index(index.quantizer)
+    np.testing.assert_array_equal(table(same), table(q))
+    del q, same
+    gc.collect()
+    index.nprobe = 6
+    assert (index.search(x[:20], 5)[1] == np.arange(20)[:, None]).any(axis=1).mean() > 0.8
+
+
+def test_attach_replaces_a_quantizer_that_python_owns(blobs, trained):
+    x = blobs(800, 4)
+    old = faiss.IndexFlatL2(4)
+    index = faiss.IndexIVFFlat(old, 4, 5)
+    index.train(x)
+    q = trained(x, 5)
+    q.attach(index)
+    q.attach(index)
+    del old
+    gc.collect()
+    assert index.referenced_objects == [q]
+    assert index.is_trained
+    index.add(x)
+    assert index.ntotal == 800
+
+
+def test_attach_untrained(blobs):
+    x = blobs(800, 4)
+    index = faiss.index_factory(4, "IVF5,Flat")
+    index.train(x)
+    q = GMMQuantizer(4, 5, random_state=0, tol=1e-2)
+    q.attach(index)
+    assert not index.is_trained
+    with pytest.raises(RuntimeError, match="'is_trained' failed"):
+        index.train(x)
+    q.train(x)
+    index.train(x)
+    index.add(x)
+
+
+def test_attach_refuses(blobs, trained):
+    x = blobs(800, 4)
+    q = trained(x, 5)
+    with pytest.raises(ValueError, match="nlist=6, this quantizer has 5"):
+        q.attach(faiss.index_factory(4, "IVF6,Flat"))
+    with pytest.raises(ValueError, match="d=3, this quantizer has 4"):
+        q.attach(faiss.index_factory(3, "IVF5,Flat"))
+    with pytest.raises(ValueError, match="metric_type=0, this quantizer has 1"):
+        q.attach(faiss.index_factory(4, "IVF5,Flat", faiss.METRIC_INNER_PRODUCT))
+    with pytest.raises(ValueError, match="got IndexPreTransform"):
+        q.attach(faiss.index_factory(4, "PCA4,IVF5,Flat"))
+    with pytest.raises(ValueError, match="got str"):
+        q.attach("IVF5,Flat")
+    full = faiss.index_factory(4, "IVF5,Flat")
+    full.train(x)
+    full.add(x[:3])
+    with pytest.raises(ValueError, match="holds 3 vectors"):
+        q.attach(full)
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "add_with_ids", "add_sa_codes", "remove_ids", "merge_from", "permute_entries"]
+)
+def test_table_cannot_be_changed_by_hand(blobs, trained, name):
+    q = trained(blobs(400, 3), 2)
+    with pytest.raises(RuntimeError, match=rf"GMMQuantizer\.{name} would part"):
+        getattr(q, name)(blobs(5, 3))
+    q.check_intact()
+
+
+def test_reset_and_second_training(blobs, trained):
+    x = blobs(400, 3)
+    q = trained(x, 2)
+    means = table(q)
+    with pytest.raises(RuntimeError, match="is trained.*call reset"):
+        q.train(x)
+    q.reset()
+    assert (q.is_trained, q.ntotal, q.mixture, q.train_report) == (False, 0, None, None)
+    q.train(x)
+    np.testing.assert_array_equal(table(q), means)
+
+
+def test_replaced_table_is_noticed(blobs, trained):
+    """An index of another nlist makes FAISS run k-means into the quantizer; nothing can stop it."""
+    x = blobs(1000, 3)
+    q = trained(x, 4)
+    faiss.IndexIVFFlat(q, 3, 8).train(x)
+    with pytest.raises(RuntimeError, match="8 centroids instead of the 4"):
+        q.check_intact()
+
+
+def test_refitted_mixture_is_noticed(blobs, trained):
+    x = blobs(400, 3)
+    q = trained(x, 4)
+    q.mixture.fit(x)
+    with pytest.raises(RuntimeError, match="fitted again"):
+        q.check_intact()
+
+
+def test_failed_training_leaves_it_untrained(blobs):
+    q = GMMQuantizer(3, 4, covariance_type="round")
+    with pytest.raises(ValueError, match="covariance_type"):
+        q.train(blobs(400, 3))
+    assert (q.is_trained, q.ntotal, q.mixture) == (False, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((0, 4), {}, ValueError, "d must be an integer of at least 1; got 0"),
+        ((3, 0), {}, ValueError, "nlist must be"),
+        ((3, 2.5), {}, ValueError, "nlist must be"),
+        ((3, True), {}, ValueError, "nlist must be"),
+        ((3, 4, faiss.METRIC_L1), {}, ValueError, "METRIC_L2 or faiss.METRIC_INNER_PRODUCT"),
+        ((3, 4), {"max_points_per_centroid": 0}, ValueError, "max_points_per_centroid"),
+        ((3, 4), {"covariance": "diag"}, TypeError, "no option 'covariance'.*covariance_type"),
+        ((3, 4), {"n_components": 9}, TypeError, "nlist takes the place"),
+    ],
+)
+def test_bad_constructor_arguments(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        GMMQuantizer(*arguments, **options)
+
+
+def test_unknown_attributes_are_refused():
+    with pytest.raises(AttributeError, match="no attribute 'mixtrue'"):
+        GMMQuantizer(3, 4).mixtrue = 1
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 17, 96, 100, 128])
+def test_dimensions(blobs, d):
+    x = blobs(400, d)
+    q = GMMQuantizer(d, 5, random_state=0, tol=1e-2)
+    q.train(x)
+    index = faiss.IndexIVFFlat(q, d, 5)
+    index.add(x)
+    index.nprobe = 5
+    np.testing.assert_array_equal(index.search(x[:10], 1)[1][:, 0], np.arange(10))
+
+
+def layouts(x, folder):
+    """The same integers in many guises."""
+    wide = np.zeros((len(x), 2 * x.shape[1]), x.dtype)
+    wide[:, ::2] = x
+    twice = np.repeat(x, 2, axis=0)
+    on_disk = np.memmap(folder / "x.dat", x.dtype, "w+", shape=x.shape)
+    on_disk[:] = x
+    read_only = x.copy()
+    read_only.setflags(write=False)
+    return {
+        "contiguous": x,
+        "fortran": np.asfortranarray(x),
+        "columns": wide[:, ::2],
+        "rows": twice[::2],
+        "backwards": x[::-1][::-1],
+        "float64": x.astype("f8"),
+        "float16": x.astype("f2"),
+        "int16": x.astype("i2"),
+        "big endian": x.astype(">f4"),
+        "memmap": on_disk,
+        "read only": read_only,
+        "list": x.tolist(),
+        "torch": torch.from_numpy(x),
+    }
+
+
+def test_layouts_and_dtypes(blobs, tmp_path):
+    x = np.rint(4 * blobs(400, 5)).astype("f4")
+    tables = {}
+    for name, data in layouts(x, tmp_path).items():
+        q = GMMQuantizer(5, 4, random_state=0, tol=1e-2, precision="fp64")
+        q.train(data)
+        tables[name] = table(q)
+    for name, means in tables.items():
+        np.testing.assert_allclose(means, tables["contiguous"], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros(5, "f4"), r"shape \(n, 5\); got \(5,\). Reshape"),
+        (np.zeros((10, 4), "f4"), r"shape \(n, 5\); got \(10, 4\)"),
+        (np.zeros((10, 5), complex), "real numbers; got dtype complex128"),
+        (np.full((10, 5), "a"), "real numbers"),
+    ],
+)
+def test_bad_matrices(x, message):
+    with pytest.raises(ValueError, match=message):
+        GMMQuantizer(5, 2).train(x)
