@@ -61,6 +61,12 @@ def trained():
 
 
 @pytest.fixture
+def table():
+    """``table(q)``: the centroids of a flat index, (ntotal, d) float32."""
+    return lambda q: faiss.rev_swig_ptr(q.get_xb(), q.ntotal * q.d).reshape(q.ntotal, q.d).copy()
+
+
+@pytest.fixture
 def codec():
     """``codec(name, q)``: an index of a wrapped type over q, trained by nobody."""
     return lambda name, q: CODECS[name](q, q.metric_type)

@@ -95,8 +95,8 @@ def test_removal_takes_all_copies(blobs, soft, entries_of, name):
     ("selector", "kept"),
     [
         (faiss.IDSelectorRange(10, 290), [*range(10), *range(290, 300)]),
-        (faiss.IDSelectorBatch([0, 2, 2, 900]), [1, *range(3, 300)]),
-        (faiss.IDSelectorArray([299]), list(range(299))),
+        (faiss.IDSelectorBatch(np.array([0, 2, 2, 900])), [1, *range(3, 300)]),
+        (faiss.IDSelectorArray(np.array([299])), list(range(299))),
         (faiss.IDSelectorNot(faiss.IDSelectorRange(5, 8)), [5, 6, 7]),
         (faiss.IDSelectorAll(), []),
     ],
@@ -241,12 +241,13 @@ def test_changes_behind_our_back_are_noticed(blobs, soft, change):
     assert index.ntotal == 300
 
 
-def test_direct_maps_are_refused(blobs, soft, trained):
+@pytest.mark.parametrize("kind", [faiss.DirectMap.Array, faiss.DirectMap.Hashtable])
+def test_direct_maps_are_refused(blobs, soft, trained, kind):
     x = blobs(300, 4)
     q = trained(x, 4)
     index = faiss.IndexIVFFlat(q, 4, 4)
-    index.set_direct_map_type(faiss.DirectMap.Hashtable)
-    with pytest.raises(ValueError, match="direct map.*set_direct_map_type"):
+    index.set_direct_map_type(kind)
+    with pytest.raises(ValueError, match=r"direct map.*set_direct_map_type"):
         IndexIVFGMM(index, q)
     later = soft(x, 4)
     later.add(x)
