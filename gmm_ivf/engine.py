@@ -1,6 +1,6 @@
 """One set of samples bound to a device, backend and precision: the passes that EM is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from gmm_ivf.kernels import torch_backend
 from gmm_ivf.kernels.components import Components, Statistics
-from gmm_ivf.kernels.dispatch import choose_precision
+from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.params import Frame
-from gmm_ivf.rows import Rows
+from gmm_ivf.rows import DATA_REACH, Rows
 
 # Share of the free GPU memory that the samples may take to stay there between iterations.
 _RESIDENT_SHARE = 0.5
@@ -44,6 +44,7 @@ class Engine:
         self.candidates = candidates
         self.chunk_size = chunk_size
         self.mode = candidates[0]
+        self.reach: Mapping[torch.dtype, float] = DATA_REACH
         self._resident: dict[torch.dtype, Tensor] = {}
         self._scatter: Tensor | None = None
 
@@ -63,7 +64,8 @@ class Engine:
                 yield start, whole[start:stop]
         else:
             for start, stop in self.rows.spans(size):
-                yield start, self.rows.tile(start, stop, self.frame, dtype, self.device)
+                tile = self.rows.tile(start, stop, self.frame, dtype, self.device, self.reach)
+                yield start, tile
 
     def _stays_on_device(self, dtype: torch.dtype) -> bool:
         """A GPU keeps the samples if they fit; on a CPU they lie in memory already."""
@@ -83,6 +85,7 @@ class Engine:
     def prepare(self, components: Components) -> tuple[torch_backend.Prepared, torch.dtype]:
         """Components ready for a pass, and the dtype of its tiles."""
         self.mode = choose_precision(self.candidates, components)
+        self.reach = {t: safe_reach(t, components) for t in (torch.float32, torch.float64)}
         return torch_backend.prepare(components, self.mode), torch_backend.compute_dtype(self.mode)
 
     def e_step(
@@ -107,9 +110,9 @@ class Engine:
             self._scatter = torch_backend.scatter(tiles, self.rows.d, self.device)
         return self._scatter
 
-    def sample(self, size: int, rng: np.random.RandomState) -> Tensor:
+    def sample(self, size: int, rng: np.random.RandomState, mode: str) -> Tensor:
         """`size` distinct samples (or all) in the frame, in the order of the source."""
-        dtype = torch_backend.compute_dtype(self.candidates[0])
+        dtype = torch_backend.compute_dtype(mode)
         if size >= self.rows.n:
             indices = np.arange(self.rows.n)
         else:

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,7 +20,8 @@ from gmm_ivf.inference import MixtureInference
 from gmm_ivf.initial import check_initial_parameters, covariances_from_precisions
 from gmm_ivf.kernels import torch_backend
 from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components, m_step
-from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
+from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS, safe_reach
+from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
 
 
@@ -235,6 +236,8 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             rows.d,
         )
         resume = self.warm_start and hasattr(self, "converged_")
+        if resume:
+            self._check_resumable(rows.d)
         rng = check_random_state(self.random_state)
         best = -np.inf
         init_seconds = 0.0
@@ -245,7 +248,9 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             else:
                 components = self._start(engine, given, rng)
             init_seconds += time.perf_counter() - start
-            run = _Run(components, self.reg_covar / engine.frame.scale**2)
+            _check_reach(components)
+            previous = self.lower_bound_ if resume else -np.inf
+            run = _Run(components, self.reg_covar / engine.frame.scale**2, previous)
             try:
                 for _ in self._progress(run.iterate(engine, self.max_iter, self.tol), number):
                     pass
@@ -266,7 +271,17 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         self._warn(rows.n)
         return self
 
-    def _progress(self, iterations: Iterator[float], number: int) -> Iterator[float]:
+    def _check_resumable(self, d: int) -> None:
+        """Refuse a warm start from parameters of other shapes."""
+        wanted = covariance_shape(self.covariance_type, self.n_components, d)
+        if self.means_.shape != (self.n_components, d) or self.covariances_.shape != wanted:
+            raise ValueError(
+                f"warm_start=True: the last fit has means of shape {self.means_.shape} and "
+                f"covariances of shape {self.covariances_.shape}, this one wants "
+                f"{(self.n_components, d)} and {wanted}; set warm_start=False to start afresh."
+            )
+
+    def _progress(self, iterations: Iterator[float], number: int) -> Iterable[float]:
         return tqdm(
             iterations,
             desc=f"EM {number + 1}/{self.n_init}",
@@ -297,10 +312,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
                 covariances = frame.covariances_outside(found)
         if precisions is not None:
             covariances = covariances_from_precisions(precisions, kind)
-        inside = frame.components_inside(
-            kind, weights, means, covariances, covariances, engine.device
-        )
-        return Components.from_covariances(kind, inside.weights, inside.means, inside.covariances)
+        return frame.components_inside(kind, weights, means, covariances, engine.device)
 
     def _store(self, run: "_Run", engine: Engine) -> None:
         frame, components = engine.frame, run.components
@@ -335,12 +347,27 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             )
 
 
-class _Run:
-    """EM from one start: components, the bound at each iteration, and whether it converged."""
+def _check_reach(components: Components) -> None:
+    """Refuse a start so far from the data that squared distances overflow."""
+    reach = safe_reach(torch.float64, components)
+    far = ~(components.means.abs() < reach).all(dim=1)
+    if bool(far.any()):
+        raise ValueError(
+            f"means_init (or the last fit, with warm_start): mean {int(far.nonzero()[0])} lies too "
+            "far from X for float64; give means within the range of the data."
+        )
 
-    def __init__(self, components: Components, reg_covar: float):
+
+class _Run:
+    """EM from one start: components, the bound at each iteration, and whether it converged.
+
+    `previous` is the bound that the first iteration is compared with.
+    """
+
+    def __init__(self, components: Components, reg_covar: float, previous: float):
         self.components = components
         self.reg_covar = reg_covar
+        self.previous = previous
         self.bounds: list[float] = []
         self.converged = False
 
@@ -351,11 +378,11 @@ class _Run:
     def iterate(self, engine: Engine, max_iter: int, tol: float) -> Iterator[float]:
         """Do the iterations, yielding the bound after each."""
         for _ in range(max_iter):
-            previous = self.bound
             stats = engine.e_step(self.components)
             self.components = m_step(stats, self.components, self.reg_covar)
             self.bounds.append(engine.mean_log_likelihood(stats))
             yield self.bound
-            if abs(self.bound - previous) < tol:
+            if abs(self.bound - self.previous) < tol:
                 self.converged = True
                 return
+            self.previous = self.bound

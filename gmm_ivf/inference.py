@@ -58,13 +58,10 @@ class MixtureInference(TiledMixture):
         Returns
         -------
         log_density : ndarray or Tensor of shape (N,)
-            float32 for float32 input, else float64.
+            float32 for float32 input (-inf below its range, from about 1e19 standard deviations
+            on), else float64.
         """
-        density = self._log_density(X)
-        narrow = str(getattr(X, "dtype", "")).endswith("float32")
-        if isinstance(density, Tensor):
-            return density.float() if X.dtype != torch.float64 else density
-        return density.astype(np.float32) if narrow else density
+        return self._log_density(X, None)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-density of the samples in nats.
@@ -78,15 +75,15 @@ class MixtureInference(TiledMixture):
         -------
         log_likelihood : float
         """
-        return float(self._log_density(X).mean())
+        return float(self._log_density(X, torch.float64).mean())
 
-    def _log_density(self, X: Any) -> Any:
-        """Log-densities in nats, float64 whatever X."""
+    def _log_density(self, X: Any, dtype: torch.dtype | None) -> Any:
+        """Log-densities in nats; a dtype of None follows that of X."""
         volume = self._frame().log_volume()
         return self._by_tile(
             X,
             lambda x, p: torch_backend.log_density(x, p).double() - volume,
-            torch.float64,
+            dtype,
         )
 
     def top_components(self, X: Any, m: int) -> tuple[Any, Any]:
@@ -155,7 +152,7 @@ class MixtureInference(TiledMixture):
         keep = log_resp > (-np.inf if not threshold else np.log(threshold))
         if isinstance(ids, Tensor):
             ids = torch.where(keep, ids, -1)
-            resp = torch.where(keep, log_resp.exp(), 0.0).float()
+            resp: Any = torch.where(keep, log_resp.exp(), 0.0).float()
         else:
             ids = np.where(keep, ids, -1)
             resp = np.where(keep, np.exp(log_resp), 0.0).astype(np.float32)
@@ -224,7 +221,7 @@ class MixtureInference(TiledMixture):
         factor = self.precisions_cholesky_
         if self.covariance_type in ("spherical", "diag"):
             return factor**2
-        return factor @ factor.mT
+        return factor @ factor.swapaxes(-1, -2)
 
 
 def _to_csr(ids: np.ndarray, resp: np.ndarray, n_components: int) -> sparse.csr_array:

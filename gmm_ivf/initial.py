@@ -53,12 +53,13 @@ def _check_positive_definite(precisions: np.ndarray, covariance_type: str) -> No
         good = bool((precisions > 0).all())
     else:
         stack = precisions.reshape(-1, *precisions.shape[-2:])
-        good = np.allclose(stack, stack.mT) and bool((np.linalg.eigvalsh(stack) > 0).all())
+        symmetric = np.allclose(stack, stack.swapaxes(1, 2))
+        good = symmetric and bool((np.linalg.eigvalsh(stack) > 0).all())
     if not good:
         wanted = (
             "positive"
             if covariance_type in ("spherical", "diag")
-            else ("symmetric, positive-definite")
+            else "symmetric, positive-definite"
         )
         raise ValueError(f"precisions_init: '{covariance_type} precision' should be {wanted}.")
 
@@ -72,4 +73,4 @@ def covariances_from_precisions(precisions: np.ndarray, covariance_type: str) ->
     inverse = np.stack(
         [linalg.cho_solve((linalg.cholesky(p, lower=True), True), eye) for p in stack]
     )
-    return ((inverse + inverse.mT) / 2).reshape(precisions.shape)
+    return ((inverse + inverse.swapaxes(1, 2)) / 2).reshape(precisions.shape)

@@ -5,6 +5,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,10 @@ from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components
 
 _FORMAT = "gmm_ivf.mixture"
 _VERSION = 1
+
+# Squares of the samples and of the inner unit, and products with variances, stay in float64.
+_LARGEST_REACH = 1e140
+_SMALLEST_EXPONENT = -200
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,13 @@ class Frame:
     def of_range(cls, center: np.ndarray, low: np.ndarray, high: np.ndarray) -> "Frame":
         """Frame in which the samples between low and high are at most 16 in magnitude."""
         reach = float(np.maximum(high - center, center - low).max())
-        if not reach < 1e150:
+        if not reach < _LARGEST_REACH:
             raise ValueError(
                 f"X spreads over {reach:.3g} about its mean, too far for float64 variances; "
-                "scale the input data below 1e150."
+                f"scale the input data below {_LARGEST_REACH:g}."
             )
-        return cls(center, math.frexp(reach / 16)[1] if reach > 0 else 0)
+        exponent = math.frexp(reach / 16)[1] if reach > 0 else 0
+        return cls(center, max(exponent, _SMALLEST_EXPONENT))
 
     @property
     def scale(self) -> float:
@@ -59,21 +65,26 @@ class Frame:
         weights: np.ndarray,
         means: np.ndarray,
         covariances: np.ndarray,
-        precisions_cholesky: np.ndarray,
         device: torch.device,
+        precisions_cholesky: np.ndarray | None = None,
     ) -> Components:
-        """Components in the frame from arrays in the caller's units."""
+        """Components in the frame from arrays in the caller's units.
+
+        Without `precisions_cholesky` the factors are computed from the covariances.
+        """
 
         def tensor(array) -> torch.Tensor:
             return torch.tensor(np.asarray(array), dtype=torch.float64, device=device)
 
-        return Components(
-            covariance_type,
+        arrays = (
             tensor(weights),
             tensor((np.asarray(means, np.float64) - self.center) / self.scale),
             tensor(np.asarray(covariances, np.float64) / self.scale**2),
-            tensor(np.asarray(precisions_cholesky, np.float64) * self.scale),
         )
+        if precisions_cholesky is None:
+            return Components.from_covariances(covariance_type, *arrays)
+        factors = tensor(np.asarray(precisions_cholesky, np.float64) * self.scale)
+        return Components(covariance_type, *arrays, factors)
 
     def means_outside(self, components: Components) -> np.ndarray:
         """Means of components in the caller's units, (K, D) float64."""
@@ -86,6 +97,13 @@ class Frame:
     def factors_outside(self, components: Components) -> np.ndarray:
         """`Components.precisions_cholesky` in the caller's inverse units, float64."""
         return components.precisions_cholesky.cpu().numpy() / self.scale
+
+
+def _as_number(value: Any) -> Any:
+    """JSON form of a numpy scalar."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be saved.")
 
 
 def covariance_shape(covariance_type: str, n_components: int, n_features: int) -> tuple[int, ...]:
@@ -140,9 +158,16 @@ class MixtureParams:
         ----------
         path : path
         extra : dict
-            JSON values to keep beside the parameters.
+            JSON values to keep beside the parameters; numpy scalars are taken as numbers.
+
+        Raises
+        ------
+        FileNotFoundError
+            When the folder does not exist.
         """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
         header = {
             "version": _VERSION,
             "covariance_type": self.covariance_type,
@@ -158,7 +183,7 @@ class MixtureParams:
         arrays = {name: np.ascontiguousarray(a, np.float64) for name, a in arrays.items()}
         partial = path.with_name(path.name + ".partial")
         try:
-            save_file(arrays, partial, metadata={_FORMAT: json.dumps(header)})
+            save_file(arrays, partial, metadata={_FORMAT: json.dumps(header, default=_as_number)})
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)

@@ -3,10 +3,10 @@
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from gmm_ivf.kernels.components import Components
 from gmm_ivf.params import MixtureParams
 from gmm_ivf.tiled import TiledMixture
 
@@ -29,10 +29,12 @@ class MixtureFiles(TiledMixture):
         params = MixtureParams(
             self.covariance_type, self.weights_, self.means_, self.covariances_, self._frame()
         )
-        extra = {
+        extra: dict[str, Any] = {
             "options": {name: getattr(self, name) for name in _SAVED_OPTIONS},
             "results": {name: getattr(self, name) for name in _SAVED_RESULTS},
         }
+        if hasattr(self, "feature_names_in_"):
+            extra["feature_names"] = list(self.feature_names_in_)
         params.save(path, extra)
 
     @classmethod
@@ -56,6 +58,8 @@ class MixtureFiles(TiledMixture):
         mixture._set_parameters(params)
         for name, value in extra["results"].items():
             setattr(mixture, name, value)
+        if "feature_names" in extra:
+            mixture.feature_names_in_ = np.asarray(extra["feature_names"], dtype=object)
         return mixture
 
     def _set_parameters(self, params: MixtureParams) -> None:
@@ -65,11 +69,7 @@ class MixtureFiles(TiledMixture):
             params.weights,
             params.means,
             params.covariances,
-            params.covariances,
             torch.device("cpu"),
-        )
-        inside = Components.from_covariances(
-            params.covariance_type, inside.weights, inside.means, inside.covariances
         )
         self.weights_, self.means_ = params.weights, params.means
         self.covariances_ = params.covariances

@@ -1,6 +1,6 @@
 """Samples of any source, read a tile at a time and brought into the frame of the estimator."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from gmm_ivf.params import Frame
 
-# Past these magnitudes in the frame (16 at most while fitting) squares lose their meaning: in
-# float32 the tile is read again in float64, in float64 the sample is refused.
-_FAR = {torch.float32: 2.0**20, torch.float64: 1e150}
 _SCAN_ELEMENTS = 1 << 22
+# Serves the samples that a frame was made for, whose coordinates are at most 16.
+DATA_REACH = {torch.float32: 64.0, torch.float64: 64.0}
 
 
 class Rows:
@@ -47,8 +46,9 @@ class Rows:
         if part.dtype == np.longdouble or part.dtype.kind not in "fiub":
             part = part.astype(np.float64)
         part = part.astype(part.dtype.newbyteorder("="), copy=False)
-        # torch takes neither negative strides nor, without a warning, memory it may not write.
-        if not part.flags.writeable or any(s < 0 for s in part.strides):
+        # torch takes no negative or odd strides and, without a warning, no memory it may not write.
+        odd = any(s < 0 or s % part.itemsize for s in part.strides)
+        if odd or not part.flags.writeable:
             part = part.copy()
         return torch.from_numpy(part)
 
@@ -96,11 +96,18 @@ class Rows:
             yield start, min(start + size, self.n)
 
     def tile(
-        self, start: int, stop: int, frame: Frame, dtype: torch.dtype, device: torch.device
+        self,
+        start: int,
+        stop: int,
+        frame: Frame,
+        dtype: torch.dtype,
+        device: torch.device,
+        reach: Mapping[torch.dtype, float] = DATA_REACH,
     ) -> Tensor:
         """Rows start to stop in the frame; contiguous, on the device.
 
-        Samples very far from the data come back in float64 even where float32 was asked for.
+        `reach` is the largest coordinate that each dtype serves. A tile with a sample beyond that
+        of float32 comes back in float64 even where float32 was asked for.
 
         Raises
         ------
@@ -110,11 +117,11 @@ class Rows:
         part = self.block(start, stop).to(device)
         self._refuse_non_finite(part, start)
         inside = self._inside(part, frame, dtype)
-        reach = float(inside.abs().max()) if inside.numel() else 0.0
-        if not reach < _FAR[dtype] and dtype == torch.float32:
+        largest = float(inside.abs().max())
+        if not largest <= reach[dtype] and dtype == torch.float32:
             inside = self._inside(part, frame, torch.float64)
-            reach = float(inside.abs().max())
-        if not reach < _FAR[torch.float64]:
+            largest = float(inside.abs().max())
+        if not largest <= reach[torch.float64]:
             row = int(inside.abs().amax(1).argmax())
             raise ValueError(
                 f"Input X is too large in row {start + row}: its squared distance from the data "
@@ -162,7 +169,7 @@ def check_lazy(source: Any) -> None:
             "Reshape your data to (n_samples, n_features)."
         )
     if isinstance(source, Tensor):
-        bad = source.is_complex() or source.is_sparse or source.is_quantized
+        bad = source.is_complex() or source.layout != torch.strided or source.is_quantized
     else:
         bad = np.dtype(source.dtype).kind not in "fiub"
     if bad:

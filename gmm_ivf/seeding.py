@@ -18,6 +18,9 @@ _SAMPLE_ELEMENTS = 1 << 28
 _COLUMN_ELEMENTS = 1 << 24
 _LLOYD_ITERATIONS = 25
 _LLOYD_TOLERANCE = 1e-4
+# Squared distances within clusters stand out from rounding by so much, on average, or k-means is
+# done again in the next precision.
+_RESOLVED = 100
 # Seeding by k-means++ takes one pass for each component. Beyond this many it would outlast k-means
 # itself, and random rows, which FAISS starts from, serve as well.
 _PLUSPLUS_COMPONENTS = 1024
@@ -51,14 +54,15 @@ def initial_components(
     Components
     """
     if method == "kmeans":
-        sample = engine.sample(_sample_size(n_components, engine.rows.d), rng)
-        reference = _unit_components(lloyd(sample, n_components, rng), covariance_type)
-        return m_step(engine.e_step(reference, _nearest), reference, reg_covar)
+        centers, dtype = _kmeans_centers(engine, n_components, rng)
+        reference = _unit_components(centers, covariance_type)
+        return m_step(_hard_statistics(engine, reference, dtype), reference, reg_covar)
     if method == "random":
         zeros = torch.zeros(n_components, engine.rows.d, dtype=torch.float64, device=engine.device)
         reference = _unit_components(zeros, covariance_type)
         return m_step(engine.e_step(reference, _Random(rng)), reference, reg_covar)
-    sample = engine.sample(_sample_size(n_components, engine.rows.d), rng)
+    size = _sample_size(n_components, engine.rows.d)
+    sample = engine.sample(size, rng, engine.candidates[0])
     rows = _chosen_rows(sample, n_components, method == "k-means++", rng)
     reference = _unit_components(sample[rows].double(), covariance_type)
     return m_step(_of_single_samples(reference), reference, reg_covar)
@@ -92,12 +96,36 @@ def _of_single_samples(reference: Components) -> Statistics:
     )
 
 
-def _nearest(x: Tensor, prepared: torch_backend.Prepared) -> tuple[Tensor, Tensor]:
-    """Responder of a hard assignment to the nearest mean."""
-    means = prepared.components.means.to(x.dtype)
-    label, distance = torch_backend.nearest_means(x, means)
-    hard = x.new_zeros(len(x), len(means)).scatter_(1, label[:, None], 1.0)
-    return -0.5 * distance, hard
+def _hard_statistics(engine: Engine, reference: Components, dtype: torch.dtype) -> Statistics:
+    """Statistics of the assignment of every sample to the nearest mean, by distances in `dtype`.
+
+    From differences in float64: no precision mode is known to suffice before there are variances.
+    """
+    means = reference.means
+    k = len(means)
+    s0, s1 = means.new_zeros(k), torch.zeros_like(means)
+    s2 = torch.zeros_like(reference.covariances)
+    for _, tile in engine.tiles(engine.tile_rows(k), dtype):
+        label, _ = torch_backend.nearest_means(tile, means.to(tile.dtype))
+        diff = tile.double() - means[label]
+        sums, counts = _sums_by_label(diff, label, k)
+        s0 += counts
+        s1 += sums
+        s2 += _second_moments(diff, label, counts, reference.covariance_type)
+    return Statistics(means.new_zeros(()), s0, s1, s2)
+
+
+def _second_moments(diff: Tensor, label: Tensor, counts: Tensor, covariance_type: str) -> Tensor:
+    """`Statistics.s2` of differences from the means of their labels."""
+    if covariance_type == "tied":
+        return diff.T @ diff
+    if covariance_type == "full":
+        parts = diff[torch.argsort(label, stable=True)].split(counts.long().tolist())
+        return torch.stack([part.T @ part for part in parts])
+    squares = diff.square()
+    if covariance_type == "spherical":
+        return _sums_by_label(squares.sum(1, keepdim=True), label, len(counts))[0][:, 0]
+    return _sums_by_label(squares, label, len(counts))[0]
 
 
 class _Random:
@@ -133,8 +161,24 @@ def _first_centers(sample: Tensor, n_components: int, rng: np.random.RandomState
     return sample[_chosen_rows(sample, n_components, plusplus, rng)]
 
 
-def lloyd(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
-    """Centres of k-means on a sample, (K, D) float64.
+def _kmeans_centers(
+    engine: Engine, n_components: int, rng: np.random.RandomState
+) -> tuple[Tensor, torch.dtype]:
+    """Centres of k-means on a sample of the data, and the dtype that was precise enough for it."""
+    size = _sample_size(n_components, engine.rows.d)
+    *cheaper, last = engine.candidates
+    for mode in cheaper:
+        sample = engine.sample(size, rng, mode)
+        centers, inertia = lloyd(sample, n_components, rng)
+        noise = torch.finfo(sample.dtype).eps * float(sample.square().sum(1).mean())
+        if inertia > _RESOLVED * noise:
+            return centers, sample.dtype
+    sample = engine.sample(size, rng, last)
+    return lloyd(sample, n_components, rng)[0], sample.dtype
+
+
+def lloyd(sample: Tensor, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
+    """Centres of k-means on a sample, (K, D) float64, and the mean squared distance to them.
 
     Stops after 25 iterations, or when one improves the mean squared distance by less than 1e-4 of
     it. An empty cluster moves to the sample farthest from its centre; with fewer distinct samples
@@ -154,7 +198,7 @@ def lloyd(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tens
         if not moved and previous - inertia <= _LLOYD_TOLERANCE * inertia:
             break
         previous = inertia
-    return centers.double()
+    return centers.double(), inertia
 
 
 def _assign(sample: Tensor, centers: Tensor, size: int) -> tuple[Tensor, Tensor]:

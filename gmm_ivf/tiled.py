@@ -32,6 +32,7 @@ class TiledMixture:
     precisions_cholesky_: np.ndarray
     center_: np.ndarray
     n_features_in_: int
+    feature_names_in_: np.ndarray
     _exponent: int
 
     def _frame(self) -> Frame:
@@ -44,8 +45,8 @@ class TiledMixture:
             self.weights_,
             self.means_,
             self.covariances_,
-            self.precisions_cholesky_,
             device,
+            self.precisions_cholesky_,
         )
 
     def _check_rows(self, X: Any, *, reset: bool) -> Rows:
@@ -54,6 +55,7 @@ class TiledMixture:
             check_lazy(X)
             if reset:
                 self.n_features_in_ = X.shape[1]
+                self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
             elif X.shape[1] != self.n_features_in_:
                 raise ValueError(
                     f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
@@ -92,7 +94,8 @@ class TiledMixture:
     ) -> Any:
         """Rows of results of a function of a tile, as numpy or, for a tensor X, on its device.
 
-        A dtype of None means float32 for float32 input and float64 otherwise.
+        A dtype of None means float32 for float32 input (what is below its range becomes -inf) and
+        float64 otherwise.
         """
         frame = self._frame()
         rows = self._check_rows(X, reset=False)
@@ -105,7 +108,7 @@ class TiledMixture:
         with torch_backend.exact_float32():
             prepared, tile_dtype = engine.prepare(self._components(frame, device))
             for start, stop in rows.spans(engine.tile_rows(len(self.weights_))):
-                tile = rows.tile(start, stop, frame, tile_dtype, device)
+                tile = rows.tile(start, stop, frame, tile_dtype, device, engine.reach)
                 parts.append(function(tile, prepared).to(rows.device or "cpu", dtype))
         out = torch.cat(parts)
         return out if rows.is_tensor else out.numpy()

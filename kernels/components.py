@@ -16,6 +16,9 @@ COVARIANCE_TYPES = ("spherical", "diag", "tied", "full")
 # weight of about zero and a finite mean.
 COUNT_FLOOR = 10 * torch.finfo(torch.float64).eps
 
+# Variances outside this range, in the frame of the estimator, leave float64 no room for squares.
+_VARIANCE_RANGE = (1e-280, 1e280)
+
 
 class IllDefinedCovarianceError(ValueError):
     """A covariance is not positive definite; names the first component it happened to."""
@@ -113,13 +116,15 @@ def precisions_cholesky(covariances: Tensor, covariance_type: str) -> Tensor:
     IllDefinedCovarianceError
         Where a covariance is not positive definite in float64.
     """
+    smallest, largest = _VARIANCE_RANGE
     if covariance_type in ("spherical", "diag"):
-        bad = ~(covariances > 0)
+        bad = ~((covariances > smallest) & (covariances < largest))
         _refuse(bad.any(1) if covariance_type == "diag" else bad)
         return covariances.rsqrt()
     lower, info = torch.linalg.cholesky_ex(covariances)
-    pivots = lower.diagonal(dim1=-2, dim2=-1)
-    _refuse(((info != 0) | ~(pivots > 0).all(-1)).reshape(-1))
+    pivots = lower.diagonal(dim1=-2, dim2=-1).square()
+    good = ((pivots > smallest) & (pivots < largest)).all(-1)
+    _refuse(((info != 0) | ~good).reshape(-1))
     eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
     inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
     return inverse.mT.contiguous()

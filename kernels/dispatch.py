@@ -21,6 +21,11 @@ ROUNDING_UNITS = {
 }
 PRECISIONS = ("auto", *ROUNDING_UNITS)
 
+# Coordinates up to this keep their squares in float32 as precise as those of the data, which are at
+# most 16; beyond the second bound, times the precision factor, squares overflow.
+_FLOAT32_REACH = 64.0
+_SAFE_SQUARE = {torch.float32: 1e15, torch.float64: 1e150}
+
 # Expected error of a log-density in nats, averaged over the samples, and for the worst component,
 # beyond which "auto" takes the next more precise mode.
 MEAN_ERROR_NATS = 1e-3
@@ -49,7 +54,7 @@ def resolve_device(device: str | torch.device, data_device: torch.device | None)
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         wanted = torch.device(device)
-        torch.empty(0, device=wanted)
+        torch.empty(1, device=wanted).item()
     except (RuntimeError, TypeError, AssertionError) as error:
         raise ValueError(
             f"device={device!r} cannot be used here: {str(error).splitlines()[0]} "
@@ -98,16 +103,36 @@ def expected_errors(mode: str, components: Components) -> torch.Tensor:
     """Rough error in nats of the log-densities near each component, shape (K,).
 
     A mode loses its rounding unit times what cancels: the squared Mahalanobis norm of the mean in
-    ``|x|^2 - 2 x.mean + |mean|^2``; for full covariances, where ``x - mean`` comes first, the
-    rounding of x stretched by the precision factor.
+    ``|x|^2 - 2 x.mean + |mean|^2``; for tied and full covariances also the rounding of x, or of
+    the second moments, stretched along the directions of small variance. A mode in which squares
+    would overflow has an infinite error.
     """
-    d = components.means.shape[1]
-    if components.covariance_type == "full":
-        stretch = torch.linalg.matrix_norm(components.precisions_cholesky)
-        lost = components.means.norm(dim=1) * stretch
-    else:
-        lost = components.squared_radii()
-    return 2 * ROUNDING_UNITS[mode] * (lost + d)
+    c = components
+    unit = ROUNDING_UNITS[mode]
+    k, d = c.means.shape
+    if mode != "fp64" and float(c.precisions_cholesky.abs().max()) > _SAFE_SQUARE[torch.float32]:
+        return c.means.new_full((k,), torch.inf)
+    if c.covariance_type in ("spherical", "diag"):
+        return 2 * unit * (c.squared_radii() + d)
+    # Diagonal of the precision: with that of the covariance it gives variance inflation factors,
+    # which are 1 for uncorrelated features.
+    precision = c.precisions_cholesky.square().sum(-1)
+    inflation = (c.covariances.diagonal(dim1=-2, dim2=-1) * precision).sum(-1)
+    stretched = (c.means.square() * precision).sum(-1)
+    if c.covariance_type == "full":
+        return 2 * unit * (inflation + stretched.sqrt())
+    whitening = min(unit, ROUNDING_UNITS["fp32"]) * (inflation + stretched).sqrt()
+    return 2 * (unit * (c.squared_radii() + d) + whitening)
+
+
+def safe_reach(dtype: torch.dtype, components: Components) -> float:
+    """Largest coordinate of a sample that a dtype serves; beyond it float32 gives way to float64.
+
+    Beyond the reach of float64 squared distances overflow.
+    """
+    stretch = max(1.0, float(components.precisions_cholesky.abs().max()))
+    reach = _SAFE_SQUARE[dtype] / stretch
+    return min(reach, _FLOAT32_REACH) if dtype == torch.float32 else reach
 
 
 def choose_precision(candidates: tuple[str, ...], components: Components) -> str:

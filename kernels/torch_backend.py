@@ -86,12 +86,24 @@ def prepare(components: Components, mode: str) -> Prepared:
     else:
         precision = factor.square().reshape(len(means), -1)
     means = round_operand(means, mode)
+    if mode == "fp16" and c.covariance_type == "tied":
+        _check_half_range(c)
     offset = c.log_constants() - 0.5 * (precision * means.square()).sum(1)
     linear = precision * means
     parts = [linear, offset[:, None]]
     if c.covariance_type != "tied":
         parts.insert(0, -0.5 * precision)
     return Prepared(c, mode, torch.cat(parts, dim=1))
+
+
+def _check_half_range(components: Components) -> None:
+    """Refuse whitened samples, of coordinates up to 64 before, that float16 cannot hold."""
+    largest = 64 * float(components.precisions_cholesky.abs().sum(0).max())
+    if largest > torch.finfo(torch.float16).max:
+        raise ValueError(
+            f'precision="fp16" cannot hold samples up to {largest:.3g} standard deviations away '
+            'from the mean (at most 65504); use "bf16", "fp16x3" or "auto".'
+        )
 
 
 def _features(x: Tensor, kind: str, mode: str) -> Tensor:
@@ -174,7 +186,8 @@ def scatter(tiles: Iterable[Tensor], d: int, device: torch.device) -> Tensor:
     """``sum_n x_n x_n^T`` in float64, (D, D): all that tied covariances need of the data."""
     total = torch.zeros(d, d, dtype=torch.float64, device=device)
     for x in tiles:
-        total += (x.T @ x).double()
+        x = x.double()
+        total += x.T @ x
     return total
 
 
