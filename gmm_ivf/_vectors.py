@@ -34,7 +34,7 @@ def block(x: Any, name: str, where: slice | np.ndarray = slice(None)) -> np.ndar
     """Return rows of x as a C-contiguous float32 array; x may be numpy, torch or HDF5."""
     part = x[where]
     if hasattr(part, "detach"):
-        part = part.detach().cpu().float()
+        part = part.detach().cpu().float()  # numpy knows no bfloat16
     part = np.asarray(part)
     if part.dtype.kind not in "fiub":
         raise ValueError(f"{name} must hold real numbers; got dtype {part.dtype}.")

@@ -306,18 +306,17 @@ class GMMQuantizer(faiss.IndexFlat):
 
     def _replace_quantizer(self, index: Any, ivf: Any) -> None:
         old = ivf.quantizer
-        if old is not None and address(old) != address(self):
-            # What the index owned goes to Python, which frees it at the end of this call.
-            if ivf.own_fields:
-                old = faiss.downcast_index(old)
-                old.this.own(True)
-            kept = [
-                o for o in getattr(index, "referenced_objects", []) if address(o) != address(old)
-            ]
+        if old is None or address(old) != address(self):
+            references = getattr(index, "referenced_objects", [])
+            kept = [o for o in references if old is None or address(o) != address(old)]
             index.referenced_objects = [*kept, self]
+            if ivf.own_fields and old is not None:
+                # Not old.this.own(True), which would be the usual way: each such call costs SWIG a
+                # reference to its type table, and a few of them the process its life.
+                type(old).__swig_destroy__(old)
             ivf.own_fields = False
             ivf.quantizer = self
-            # SWIG hands ownership to the index on assignment; the reference above keeps it here.
+            # SWIG gives the ownership away on assignment; the reference above is what we want.
             self.this.own(True)
         ivf.is_trained = self.is_trained and isinstance(ivf, faiss.IndexIVFFlat)
 

@@ -222,6 +222,16 @@ def test_ix_l2_bad_lists_add_nothing(blobs, soft, lists, message):
     assert (index.ntotal, index.index.ntotal) == (0, 0)
 
 
+def test_store_checks_lists_itself(blobs, soft):
+    """The last line before FAISS writes to whatever list it is told."""
+    x = blobs(300, 4)
+    store = soft(x, 4)._store
+    for bad in (4, -1, 10**9):
+        with pytest.raises(ValueError, match=rf"\[0, 4\); got {bad}"):
+            store.append(x[:1], np.array([0]), np.array([0]), np.array([bad]))
+    assert len(store) == 0
+
+
 @pytest.mark.parametrize("change", ["add", "remove_ids", "reset"])
 def test_changes_behind_our_back_are_noticed(blobs, soft, change):
     x = blobs(300, 4)

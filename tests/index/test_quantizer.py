@@ -3,6 +3,7 @@
 import warnings
 
 import faiss
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -149,6 +150,21 @@ def test_reseeding_of_every_covariance_type(blobs, kind):
     assert q.train_report["empty_lists"] == 0
 
 
+def test_component_that_is_nobodys_nearest_mean_is_reseeded():
+    """A broad component takes the tails on both sides; its mean lies where no row is near."""
+    rng = np.random.default_rng(0)
+    places = np.repeat([-1.0, 1, -5, 5], [400, 400, 30, 30])
+    x = (places + 0.05 * rng.normal(size=860)).astype("f4")[:, None]
+    start = {"means_init": [[-1.0], [1], [0]], "precisions_init": [400, 400, 0.04]}
+    alone = GaussianMixture(3, random_state=0, **start).fit(x)
+    assert alone.weights_[2] * 860 > 50
+    assert abs(alone.means_[2, 0]) < 0.5
+    q = GMMQuantizer(1, 3, random_state=0, **start)
+    q.train(x)
+    assert q.reseeded > 0
+    assert np.bincount(q.search(x, 1)[1][:, 0], minlength=3).min() > 0
+
+
 def test_fewer_distinct_rows_than_lists(table):
     points = np.random.default_rng(0).normal(size=(4, 8)).astype("f4")
     q = GMMQuantizer(8, 16, random_state=0)
@@ -258,6 +274,17 @@ def layouts(x, folder):
         "list": x.tolist(),
         "torch": torch.from_numpy(x),
     }
+
+
+def test_hdf5(blobs, tmp_path, table):
+    x = blobs(800, 5)
+    want, got = (
+        GMMQuantizer(5, 4, random_state=0, tol=1e-2, max_points_per_centroid=100) for _ in range(2)
+    )
+    want.train(x)
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        got.train(file.create_dataset("x", data=x))
+    np.testing.assert_array_equal(table(got), table(want))
 
 
 def test_layouts_and_dtypes(blobs, tmp_path, table):
