@@ -1,4 +1,4 @@
-"""One set of samples bound to a device, backend and precision: the passes that EM is made of."""
+"""One set of samples bound to a device, backend and precision, and EM over it from one start."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import Components, Statistics
+from gmm_ivf.kernels.components import (
+    Components,
+    IllDefinedCovarianceError,
+    Statistics,
+    m_step,
+)
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import DATA_REACH, Rows
@@ -103,6 +108,12 @@ class Engine:
             respond,
         )
 
+    def widen(self) -> bool:
+        """From now on only the most precise mode; whether that is a change."""
+        changed = self.mode != self.candidates[-1]
+        self.candidates = self.candidates[-1:]
+        return changed
+
     def total_scatter(self, dtype: torch.dtype) -> Tensor:
         """`torch_backend.scatter` of all samples, computed once."""
         if self._scatter is None:
@@ -122,3 +133,56 @@ class Engine:
     def mean_log_likelihood(self, stats: Statistics) -> float:
         """Average log-density of the samples in the caller's units."""
         return float(stats.log_likelihood) / self.rows.n - self.frame.log_volume()
+
+
+def check_reach(components: Components) -> None:
+    """Refuse a start so far from the data that squared distances overflow."""
+    reach = safe_reach(torch.float64, components)
+    far = ~(components.means.abs() < reach).all(dim=1)
+    if bool(far.any()):
+        raise ValueError(
+            f"means_init (or the last fit, with warm_start): mean {int(far.nonzero()[0])} lies too "
+            "far from X for float64; give means within the range of the data."
+        )
+
+
+class Run:
+    """EM from one start: components, the bound at each iteration, and whether it converged.
+
+    `previous` is the bound that the first iteration is compared with.
+    """
+
+    def __init__(self, components: Components, reg_covar: float, previous: float):
+        self.components = components
+        self.reg_covar = reg_covar
+        self.previous = previous
+        self.bounds: list[float] = []
+        self.converged = False
+
+    @property
+    def bound(self) -> float:
+        return self.bounds[-1] if self.bounds else -np.inf
+
+    def iterate(self, engine: Engine, max_iter: int, tol: float) -> Iterator[float]:
+        """Do the iterations, yielding the bound after each."""
+        for _ in range(max_iter):
+            log_likelihood, self.components = self._step(engine)
+            self.bounds.append(log_likelihood)
+            yield self.bound
+            if abs(self.bound - self.previous) < tol:
+                self.converged = True
+                return
+            self.previous = self.bound
+
+    def _step(self, engine: Engine) -> tuple[float, Components]:
+        """Mean log-likelihood of the components, and the next ones."""
+        stats = engine.e_step(self.components)
+        try:
+            found = m_step(stats, self.components, self.reg_covar)
+        except IllDefinedCovarianceError:
+            # Means that move far leave little of a narrow variance in float32.
+            if not engine.widen():
+                raise
+            stats = engine.e_step(self.components)
+            found = m_step(stats, self.components, self.reg_covar)
+        return engine.mean_log_likelihood(stats), found

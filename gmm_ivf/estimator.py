@@ -15,12 +15,12 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from tqdm import tqdm
 
 from gmm_ivf import seeding
-from gmm_ivf.engine import Engine
+from gmm_ivf.engine import Engine, Run, check_reach
 from gmm_ivf.inference import MixtureInference
 from gmm_ivf.initial import check_initial_parameters, covariances_from_precisions
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components, m_step
-from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS, safe_reach
+from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components
+from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
 
@@ -248,9 +248,9 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             else:
                 components = self._start(engine, given, rng)
             init_seconds += time.perf_counter() - start
-            _check_reach(components)
+            check_reach(components)
             previous = self.lower_bound_ if resume else -np.inf
-            run = _Run(components, self.reg_covar / engine.frame.scale**2, previous)
+            run = Run(components, self.reg_covar / engine.frame.scale**2, previous)
             try:
                 for _ in self._progress(run.iterate(engine, self.max_iter, self.tol), number):
                     pass
@@ -314,7 +314,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             covariances = covariances_from_precisions(precisions, kind)
         return frame.components_inside(kind, weights, means, covariances, engine.device)
 
-    def _store(self, run: "_Run", engine: Engine) -> None:
+    def _store(self, run: Run, engine: Engine) -> None:
         frame, components = engine.frame, run.components
         self.weights_ = components.weights.cpu().numpy()
         self.means_ = frame.means_outside(components)
@@ -345,44 +345,3 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
                 ConvergenceWarning,
                 stacklevel=4,
             )
-
-
-def _check_reach(components: Components) -> None:
-    """Refuse a start so far from the data that squared distances overflow."""
-    reach = safe_reach(torch.float64, components)
-    far = ~(components.means.abs() < reach).all(dim=1)
-    if bool(far.any()):
-        raise ValueError(
-            f"means_init (or the last fit, with warm_start): mean {int(far.nonzero()[0])} lies too "
-            "far from X for float64; give means within the range of the data."
-        )
-
-
-class _Run:
-    """EM from one start: components, the bound at each iteration, and whether it converged.
-
-    `previous` is the bound that the first iteration is compared with.
-    """
-
-    def __init__(self, components: Components, reg_covar: float, previous: float):
-        self.components = components
-        self.reg_covar = reg_covar
-        self.previous = previous
-        self.bounds: list[float] = []
-        self.converged = False
-
-    @property
-    def bound(self) -> float:
-        return self.bounds[-1] if self.bounds else -np.inf
-
-    def iterate(self, engine: Engine, max_iter: int, tol: float) -> Iterator[float]:
-        """Do the iterations, yielding the bound after each."""
-        for _ in range(max_iter):
-            stats = engine.e_step(self.components)
-            self.components = m_step(stats, self.components, self.reg_covar)
-            self.bounds.append(engine.mean_log_likelihood(stats))
-            yield self.bound
-            if abs(self.bound - self.previous) < tol:
-                self.converged = True
-                return
-            self.previous = self.bound

@@ -132,12 +132,12 @@ def precisions_cholesky(covariances: Tensor, covariance_type: str) -> Tensor:
 
 def _refuse(bad: Tensor) -> None:
     if bool(bad.any()):
-        k = int(bad.nonzero()[0])
+        more = int(bad.sum()) - 1
         raise IllDefinedCovarianceError(
-            f"Fitting the mixture model failed: the covariance of component {k} (and of "
-            f"{int(bad.sum()) - 1} others) is not positive definite, as happens when its samples "
-            "coincide or lie in a subspace. Use fewer components, increase reg_covar, or scale "
-            "the input data."
+            f"Fitting the mixture model failed: the covariance of component "
+            f"{int(bad.nonzero()[0])} {f'(and of {more} more) ' if more else ''}is not positive "
+            "definite, as happens when its samples coincide or lie in a subspace. Use fewer "
+            "components, increase reg_covar, or scale the input data."
         )
 
 
