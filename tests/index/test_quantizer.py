@@ -135,7 +135,7 @@ def test_empty_components_are_reseeded(blobs):
     assert np.bincount(q.search(x, 1)[1][:, 0], minlength=10).min() > 0
     assert np.isfinite(q.mixture.means_).all()
     # The options are those given, not those of the last EM steps.
-    assert q.mixture.max_iter == 100
+    assert q.mixture.max_iter == 25
     assert q.mixture.weights_init is None
     np.testing.assert_array_equal(q.mixture.means_init, start)
 

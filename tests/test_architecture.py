@@ -1,0 +1,93 @@
+"""The import rule: data flows one way, and every import is absolute from gmm_ivf."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Modules of gmm_ivf from the first in the chain to the last: each imports only earlier ones.
+CHAIN = (
+    "params",
+    "rows",
+    "engine",
+    "seeding",
+    "initial",
+    "tiled",
+    "inference",
+    "persistence",
+    "estimator",
+    "_faiss",
+    "_vectors",
+    "_ids",
+    "_results",
+    "_coarse",
+    "_reseed",
+    "quantizer",
+    "assignment",
+    "_assigner",
+    "_checks",
+    "_probing",
+    "_store",
+    "_unsupported",
+    "index",
+)
+FOLDERS = ("gmm_ivf", "kernels", "datasets", "eval")
+
+
+def imports(path: Path) -> list[str]:
+    """Dotted names that a file imports, as `module` or `module.name`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def violations(folder: str, module: str, names: list[str]) -> list[str]:
+    """Imports that the rule forbids to a module of a folder."""
+    bad = [n for n in names if n.split(".")[0] in ("kernels", "datasets", "eval")]
+    own = [n for n in names if n.startswith("gmm_ivf")]
+    if folder in ("kernels", "datasets"):
+        bad += [n for n in own if not n.startswith(f"gmm_ivf.{folder}")]
+    elif folder == "gmm_ivf" and module != "__init__":
+        place = CHAIN.index(module)
+        for name in own:
+            part = name.split(".")[1]
+            if part != "kernels" and part not in CHAIN[:place]:
+                bad.append(name)
+    return bad
+
+
+def source_files() -> list[Path]:
+    return [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_chain(path):
+    folder = path.relative_to(ROOT).parts[0]
+    assert violations(folder, path.stem, imports(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "module", "name"),
+    [
+        ("kernels", "dispatch", "gmm_ivf.params.Frame"),
+        ("datasets", "registry", "gmm_ivf.kernels.dispatch"),
+        ("gmm_ivf", "params", "gmm_ivf.estimator.GaussianMixture"),
+        ("gmm_ivf", "index", "gmm_ivf.eval.metrics"),
+        ("gmm_ivf", "quantizer", "gmm_ivf.datasets.registry"),
+        ("eval", "recall", "datasets.registry"),
+    ],
+)
+def test_a_planted_violation_is_caught(folder, module, name):
+    assert violations(folder, module, [name]) == [name]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_fit_in_the_head(path):
+    assert len(path.read_text().splitlines()) < 400
