@@ -59,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 130 after Ctrl-C. Bad arguments exit with 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    program = _program()
+    parser = _parser(program)
     args = parser.parse_args(argv)
-    command = shlex.join(["python", "-m", "eval.recall", *argv])
+    command = " ".join([program, shlex.join(argv)]).strip()
     store = None
     try:
         try:
@@ -78,9 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _program() -> str:
+    """How the user started this, so that messages can be pasted back."""
+    script = Path(sys.argv[0]).stem
+    spec = globals()["__spec__"]
+    return script if script == "gmm-ivf-recall" or spec is None else f"python -m {spec.name}"
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="eval.recall",
+        prog=program,
         description="Recall against distance computations: k-means IVF, GMM hard, GMM soft.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -93,7 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--nprobe", type=_positive, nargs="+", help="default: 1 to 16, then steps of 1.2")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where EM runs")
     add("--threads", type=_positive, help="for torch and FAISS alike; default: all cores")
-    add("--seed", type=_natural, action="append", help="repeatable; default: 0")
+    add(
+        "--seed",
+        type=_natural,
+        action="append",
+        help="repeatable; default: 0, 1, 2, with --quick 0",
+    )
     add("--seeds", type=_positive, metavar="COUNT", help="short for --seed 0 --seed 1 ...")
     add("--ties", choices=tuple(TIES), default="strict", help="tolerance at the k-th neighbour")
     add("--limit", type=_positive, metavar="N", help="first N vectors only")

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from gmm_ivf.eval.method_spec import DEFAULTS
 from gmm_ivf.eval.results import OperatingPoint, commits
-from gmm_ivf.eval.tables import Block, cells, explain, header, summarize
+from gmm_ivf.eval.tables import Block, cells, explain, header, ranges, summarize
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-       max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
+       max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 figure { margin: 1rem 0; } figure svg { width: 100%; max-width: 48rem; height: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding: .6rem 0; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd;
-         white-space: nowrap; }
+th, td { padding: .3rem .6rem; text-align: right; vertical-align: top;
+         border-bottom: 1px solid #ddd; }
+th { vertical-align: bottom; } td { white-space: nowrap; } small { color: #555; }
+figcaption { font-size: .9rem; max-width: 48rem; }
 th:first-child, td:first-child { text-align: left; }
 dt { font-weight: 600; } dd { margin: 0 0 .4rem 1.5rem; }
 code { background: #f2f2f2; padding: .1rem .3rem; overflow-wrap: anywhere; }
@@ -59,7 +61,10 @@ def render(points: Sequence[OperatingPoint], svg: str, command: str) -> str:
 {_text(first.metric)}. Every method uses the same vectors, K, training rows and seed, in one run;
 an inverted-file index with uncompressed vectors, whose lists are found by comparing the query with
 all K centres.</p>
-<figure>{_inline(svg)}</figure>
+<figure>{_inline(svg)}
+<figcaption>Above: lower is better. Below: how many times fewer distance computations than k-means
+at the same recall; above 1 is better. Several seeds: mean, and range as a band.</figcaption>
+</figure>
 <h2>Table</h2>
 <div class="scroll">
 {tables}
@@ -89,13 +94,16 @@ def _inline(svg: str) -> str:
 def _table(block: Block) -> str:
     head = "".join(f"<th>{_text(name)}</th>" for name in header())
     body = "\n".join(
-        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells(row)) + "</tr>"
-        for row in block.rows
+        "<tr>" + "".join(map(_cell, cells(row), ranges(row))) + "</tr>" for row in block.rows
     )
     return (
         f"<table>\n<caption>{_text(block.title)}</caption>\n"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
     )
+
+
+def _cell(text: str, below: str) -> str:
+    return f"<td>{_text(text)}" + (f"<br><small>{_text(below)}</small>" if below else "") + "</td>"
 
 
 def _definitions(items: Sequence[tuple[str, object]]) -> str:
@@ -118,7 +126,8 @@ def _how(points: Sequence[OperatingPoint], command: str) -> str:
         "interpolated, log cost over recall. A result counts when it lies no further than the "
         f"k-th true neighbour (ties: {_text(ties)}, recomputed in float64), each vector once. "
         f"<code>gmm-soft</code> without options means {_text(soft)}. "
-        "Every point is a line of results.jsonl.</p>\n" + _definitions(settings)
+        "Every point is a line of results.jsonl.</p>\n<details><summary>Settings of every build"
+        f"</summary>{_definitions(settings)}</details>"
     )
 
 

@@ -169,11 +169,7 @@ def cells(row: Row) -> list[str]:
     costs = []
     for cost, ratio in zip(row.costs, row.ratios, strict=True):
         text = "-" if cost is None else f"{cost.mean:,.0f}"
-        if ratio is not None:
-            text += f" {ratio.mean:.2f}x"
-            if ratio.high > ratio.low:
-                text += f" ({ratio.low:.2f}-{ratio.high:.2f})"
-        costs.append(text)
+        costs.append(text if ratio is None else f"{text} {ratio.mean:.2f}x")
     speed = row.queries_per_second
     return [
         row.method,
@@ -186,22 +182,42 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def ranges(row: Row) -> list[str]:
+    """What goes under the cells: smallest and largest ratio where seeds differ, else ""."""
+    spreads = [
+        "" if ratio is None or ratio.low == ratio.high else f"{ratio.low:.2f}-{ratio.high:.2f}x"
+        for ratio in row.ratios
+    ]
+    return ["", *spreads, *[""] * (len(header()) - 1 - len(spreads))]
+
+
 def explain(points: Sequence[OperatingPoint]) -> list[str]:
     """What the columns mean, in sentences."""
     first = points[0]
     several = len({point.key.seed for point in points}) > 1
-    seeds = " (mean over the seeds, range in brackets, each paired with its own k-means)"
+    seeds = " (mean over the seeds, range below, each seed paired with its own k-means)"
     return [
         f"cost: distance computations per query at that recall@{first.key.k} = vectors scanned in "
         "the probed lists, every copy counted, + nlist comparisons with list centres; "
         f"x: k-means cost / this cost, above 1 means fewer{seeds if several else ''}; "
         "-: the curve does not cross that recall.",
         "entries/vector: lists that hold a vector, on average; bytes/vector: codes, ids, list "
-        f"headers and centres; QPS: queries per second with {first.key.threads} threads; "
+        f"headers and centres; QPS: queries per second, {first.key.threads} threads, best pass; "
         "train s: the start and all iterations; methods that share a mixture are each charged "
-        f"for it; all methods: same rows, at most {first.key.iterations} iterations of k-means "
-        "or EM.",
+        f"for it; {_training(points)}.",
     ]
+
+
+def _training(points: Sequence[OperatingPoint]) -> str:
+    text = f"same training rows, at most {points[0].key.iterations} iterations of EM"
+    baseline = [point.settings for point in points if point.key.method == BASELINE]
+    if not baseline:
+        return text
+    values = {
+        name: "/".join(map(str, dict.fromkeys(settings.get(name) for settings in baseline)))
+        for name in ("niter", "max_points_per_centroid")
+    }
+    return f"{text}; k-means is FAISS's, " + ", ".join(f"{k}={v}" for k, v in values.items())
 
 
 def to_text(points: Sequence[OperatingPoint]) -> str:
@@ -214,7 +230,10 @@ def to_text(points: Sequence[OperatingPoint]) -> str:
         f"{first.queries:,} queries, metric {first.metric}"
     ]
     for block in summarize(points):
-        lines += ["", block.title, *_align([header(), *map(cells, block.rows)])]
+        table = [header()]
+        for row in block.rows:
+            table += [cells(row)] + ([ranges(row)] if any(ranges(row)) else [])
+        lines += ["", block.title, *_align(table)]
     for sentence in explain(points):
         lines += ["", *textwrap.wrap(sentence, _TEXT_WIDTH, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"

@@ -188,12 +188,21 @@ def start(arguments: list[str]) -> subprocess.Popen:
     )
 
 
+@pytest.fixture
+def sigint_reaches_children():
+    """A shell that starts the tests in the background makes all children ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+@pytest.mark.usefixtures("sigint_reaches_children")
 def test_ctrl_c_keeps_what_was_measured_and_the_next_run_goes_on(tmp_path, clustered):
     # Exhaustive probing of 12,000 vectors by 1,000 held-out queries: a second or more of points.
     np.save(tmp_path / "many.npy", clustered(12_000, 1, 48).base)
-    arguments = ["--dataset", str(tmp_path / "many.npy"), "--method", "kmeans", "--nlist", "64"]
-    arguments += ["--threads", "1", "--out", str(tmp_path / "out")]
+    arguments = ["--dataset", str(tmp_path / "many.npy"), "--method", "kmeans", "--seed", "0"]
+    arguments += ["--nlist", "64", "--threads", "1", "--out", str(tmp_path / "out")]
     arguments += ["--nprobe", *map(str, range(1, 65, 2))]
     rows = tmp_path / "out" / "results.jsonl"
     process = start(arguments)
