@@ -8,6 +8,7 @@ import math
 import shlex
 import sys
 import tomllib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from gmm_ivf.eval.method_spec import parse_method
 from gmm_ivf.eval.metrics import TIES
 from gmm_ivf.eval.progress import clock, say
 from gmm_ivf.eval.results import OperatingPoint, Store, commits
-from gmm_ivf.eval.sweep import Bench, Plan, run
+from gmm_ivf.eval.sweep import Bench, BuildError, Plan, run
 from gmm_ivf.eval.tables import to_text
 
 DEFAULT_DATASET = "sift-mini"
@@ -63,6 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser(program)
     args = parser.parse_args(argv)
     command = " ".join([program, shlex.join(argv)]).strip()
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
+        return _run(parser, args, command)
+
+
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, command: str) -> int:
     store = None
     try:
         try:
@@ -70,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, ImportError) as error:
             parser.error(str(error))
         _warn_of_other_commits(store, environment := stamp(plan.threads, plan.device))
-        points = run(plan, Bench.prepare(dataset, plan.k), store, environment)
+        try:
+            points = run(plan, Bench.prepare(dataset, plan.k), store, environment)
+        except BuildError as error:
+            parser.error(str(error))
         _write(points, store.path.parent, command)
     except KeyboardInterrupt:
         kept = f"{len(store)} points are in {store.path}" if store else "nothing was measured yet"
@@ -213,7 +223,10 @@ def _folder(args: argparse.Namespace, dataset: str) -> Path:
         parts += ["quick"] if args.quick else []
         parts += [f"first{args.limit}"] if args.limit else []
         folder = Path("results") / "-".join(parts)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder} cannot be made a folder: {error.strerror}") from None
     return folder
 
 

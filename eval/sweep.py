@@ -16,6 +16,10 @@ from gmm_ivf.eval.results import Key, OperatingPoint, Store, fingerprint
 _WARM_UP_QUERIES = 64
 
 
+class BuildError(ValueError):
+    """A method cannot be built on this data; the message names method, reason and what to do."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that a comparison fixes before it starts.
@@ -105,6 +109,11 @@ def run(plan: Plan, bench: Bench, store: Store, environment: dict) -> list[Opera
     -------
     list of OperatingPoint
         All points of the plan, those found in the store included.
+
+    Raises
+    ------
+    BuildError
+        If a method refuses the data; what was measured before is in the store.
     """
     points: list[OperatingPoint] = []
     for nlist in plan.nlists:
@@ -210,7 +219,10 @@ def _measure_curve(curve: _Curve, context: _Lazy) -> list[OperatingPoint]:
 
 def _build(curve: _Curve, context: BuildContext) -> Searcher:
     with clock(f"building {curve.title}"):
-        searcher = build(curve.spec, context)
+        try:
+            searcher = build(curve.spec, context)
+        except ValueError as error:
+            raise BuildError(f"{curve.title} cannot be built: {error}") from error
         searcher.search(curve.bench.dataset.query[:_WARM_UP_QUERIES], curve.plan.k, 1)
     return searcher
 

@@ -196,9 +196,10 @@ def explain(points: Sequence[OperatingPoint]) -> list[str]:
     first = points[0]
     several = len({point.key.seed for point in points}) > 1
     seeds = " (mean over the seeds, range below, each seed paired with its own k-means)"
+    ties = "" if first.key.ties == "strict" else f" (ties as in {first.key.ties})"
     return [
-        f"cost: distance computations per query at that recall@{first.key.k} = vectors scanned in "
-        "the probed lists, every copy counted, + nlist comparisons with list centres; "
+        f"cost: distance computations per query at that recall@{first.key.k}{ties} = vectors "
+        "scanned in the probed lists, every copy counted, + nlist comparisons with list centres; "
         f"x: k-means cost / this cost, above 1 means fewer{seeds if several else ''}; "
         "-: the curve does not cross that recall.",
         "entries/vector: lists that hold a vector, on average; bytes/vector: codes, ids, list "

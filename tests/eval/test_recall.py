@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -130,6 +132,31 @@ def test_bad_arguments_give_one_sentence(arguments, words, tmp_path, monkeypatch
 )
 def test_arguments_that_do_not_fit_the_data(arguments, words, vectors, tmp_path, capsys):
     assert_refused(["--dataset", vectors, "--out", str(tmp_path / "o"), *arguments], words, capsys)
+
+
+def test_data_that_a_method_refuses_end_with_one_sentence(tmp_path, capsys):
+    rows = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
+    rows[5] = 0
+    with h5py.File(tmp_path / "zero.hdf5", "w") as file:
+        file["train"], file["test"] = rows, rows[100:120]
+        file.attrs["distance"] = "ip"
+    arguments = ["--dataset", str(tmp_path / "zero.hdf5"), "--nlist", "4", "--method", "gmm"]
+    words = ["gmm, nlist 4, seed 0 cannot be built", "row 5 is zero"]
+    assert_refused([*arguments, "--out", str(tmp_path / "out")], words, capsys)
+
+
+def test_out_that_is_a_file_is_refused(vectors, capsys):
+    assert_refused(["--dataset", vectors, "--out", vectors], ["--out", "mine.npy"], capsys)
+
+
+def test_library_warnings_become_one_line_notes(vectors, tmp_path, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        arguments = ("--limit", 100, "--nlist", 8, "--method", "gmm", "--out", tmp_path / "out")
+        assert run_main("--dataset", vectors, "--seed", 0, *arguments) == 0
+    errors = capsys.readouterr().err
+    assert "note: training 8 lists on 100 rows" in errors
+    assert "UserWarning" not in errors
 
 
 def test_device_cuda_without_one_is_refused(vectors, tmp_path, monkeypatch, capsys):
