@@ -4,6 +4,7 @@ An explicit request either runs as asked or raises; only "auto" chooses.
 """
 
 import importlib.util
+from dataclasses import dataclass
 
 import torch
 
@@ -26,10 +27,43 @@ PRECISIONS = ("auto", *ROUNDING_UNITS)
 _FLOAT32_REACH = 64.0
 _SAFE_SQUARE = {torch.float32: 1e15, torch.float64: 1e150}
 
-# Expected error of a log-density in nats, averaged over the samples, and for the worst component,
-# beyond which "auto" takes the next more precise mode.
-MEAN_ERROR_NATS = 1e-3
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a mode has to keep, against float64 with the same parameters and samples.
+
+    Attributes
+    ----------
+    nats : float
+        Largest mean error of a log-density. "auto" takes a mode only where it expects less.
+    agreement : float
+        Smallest share of samples whose likeliest component is the same.
+    parameters : float
+        Largest relative error (Frobenius) of updated means, covariances and weights.
+    """
+
+    nats: float
+    agreement: float
+    parameters: float
+
+
+_FLOAT32_GRADE = Accuracy(1e-3, 0.9999, 1e-4)
+_HALF_GRADE = Accuracy(0.03, 0.999, 2e-3)
+ACCURACY = {
+    "fp64": _FLOAT32_GRADE,
+    "fp32": _FLOAT32_GRADE,
+    "fp16x3": _FLOAT32_GRADE,
+    "fp16": _HALF_GRADE,
+    "tf32": _HALF_GRADE,
+    "bf16": Accuracy(0.2, 0.995, 1e-2),
+}
+# The same for the worst component, of whatever weight: expected nats from which "auto" takes the
+# next more precise mode.
 WORST_ERROR_NATS = 0.1
+
+# Mean error of rounding to nearest in units of the largest, with some room: it is 0.34 for digits
+# that are spread as those of data usually are.
+_TYPICAL_ROUNDING = 0.5
 
 
 def resolve_device(device: str | torch.device, data_device: torch.device | None) -> torch.device:
@@ -100,29 +134,53 @@ def candidate_precisions(precision: str, wide_input: bool) -> tuple[str, ...]:
 
 
 def expected_errors(mode: str, components: Components) -> torch.Tensor:
-    """Rough error in nats of the log-densities near each component, shape (K,).
+    """Expected error in nats of the log-densities of the samples of each component, shape (K,).
 
-    A mode loses its rounding unit times what cancels: the squared Mahalanobis norm of the mean in
-    ``|x|^2 - 2 x.mean + |mean|^2``; for tied and full covariances also the rounding of x, or of
-    the second moments, stretched along the directions of small variance. A mode in which squares
-    would overflow has an infinite error.
+    Two errors add up. Operands are rounded to the mode, and since norms are taken of the rounded
+    values, an error e of x or of a mean enters only as ``e . precision . (x - mean)``: it grows
+    with the square root of the squared Mahalanobis norm of the mean, not with the norm itself.
+    Sums are rounded to float32 (float64 in fp64), in proportion to what cancels in
+    ``|x|^2 - 2 x.mean + |mean|^2``. Full covariances multiply ``x - mean`` and instead lose the
+    rounding of the second moments where correlations stretch it. A mode in which squares would
+    overflow has an infinite error.
     """
     c = components
     unit = ROUNDING_UNITS[mode]
+    sum_unit = min(unit, ROUNDING_UNITS["fp32"])
     k, d = c.means.shape
     if mode != "fp64" and float(c.precisions_cholesky.abs().max()) > _SAFE_SQUARE[torch.float32]:
         return c.means.new_full((k,), torch.inf)
     if c.covariance_type in ("spherical", "diag"):
-        return 2 * unit * (c.squared_radii() + d)
+        rounding = unit * _squared_roundings(c).sqrt()
+        return _TYPICAL_ROUNDING * rounding + 2 * sum_unit * (c.squared_radii() + d)
     # Diagonal of the precision: with that of the covariance it gives variance inflation factors,
     # which are 1 for uncorrelated features.
     precision = c.precisions_cholesky.square().sum(-1)
-    inflation = (c.covariances.diagonal(dim1=-2, dim2=-1) * precision).sum(-1)
+    variances = c.covariances.diagonal(dim1=-2, dim2=-1)
+    inflation = (variances * precision).sum(-1)
     stretched = (c.means.square() * precision).sum(-1)
     if c.covariance_type == "full":
         return 2 * unit * (inflation + stretched.sqrt())
-    whitening = min(unit, ROUNDING_UNITS["fp32"]) * (inflation + stretched).sqrt()
-    return 2 * (unit * (c.squared_radii() + d) + whitening)
+    # Either the whitened samples and means are rounded, or the samples and ``precision . mean``.
+    slopes = (c.means @ c.precisions_cholesky) @ c.precisions_cholesky.T
+    apart = stretched + 3 * inflation + (slopes.square() * variances).sum(-1)
+    rounding = unit * torch.maximum(apart, _squared_roundings(c)).sqrt()
+    whitening = (inflation + stretched).sqrt()
+    return _TYPICAL_ROUNDING * rounding + 2 * sum_unit * (c.squared_radii() + d + whitening)
+
+
+def _squared_roundings(c: Components) -> torch.Tensor:
+    """Mean square of the error of a log-density per relative error of the operands, shape (K,).
+
+    With ``r = mean^2 / variance`` of a feature, the mean of ``x^2 (x - mean)^2 / variance^2`` is
+    ``r + 3``, that of ``mean^2 (x - mean)^2 / variance^2`` is r, and that of
+    ``x^4 / (4 variance^2)``, for the squares that are operands of diag, ``(r^2 + 6 r + 3) / 4``.
+    """
+    d = c.means.shape[1]
+    if c.covariance_type != "diag":
+        return 2 * c.squared_radii() + 3 * d
+    ratio = (c.means * c.precisions_cholesky).square()
+    return (2 * ratio + 3 + (ratio.square() + 6 * ratio + 3) / 4).sum(1)
 
 
 def safe_reach(dtype: torch.dtype, components: Components) -> float:
@@ -140,6 +198,6 @@ def choose_precision(candidates: tuple[str, ...], components: Components) -> str
     for mode in candidates[:-1]:
         errors = expected_errors(mode, components)
         mean = (errors * components.weights).sum()
-        if float(mean) <= MEAN_ERROR_NATS and float(errors.max()) <= WORST_ERROR_NATS:
+        if float(mean) <= ACCURACY[mode].nats and float(errors.max()) <= WORST_ERROR_NATS:
             return mode
     return candidates[-1]
