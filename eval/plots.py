@@ -67,19 +67,25 @@ def draw(points: Sequence[OperatingPoint]) -> Any:
         _draw_cost(axes[0, column], mine, styles)
         if with_ratio:
             _draw_ratio(axes[1, column], mine, styles)
-        axes[-1, column].set_xlabel(f"recall@{points[0].key.k}")
-        axes[0, column].set_title(
-            f"{points[0].dataset}, N = {points[0].n:,}, D = {points[0].d}, K = nlist = {nlist:,}",
-            fontsize=11,
-            parse_math=False,  # a file name may hold a dollar sign
-        )
-    axes[0, 0].set_ylabel("distance computations per query\n(scanned, copies counted, + nlist)")
-    if with_ratio:
-        axes[1, 0].set_ylabel("k-means cost / cost\n(above 1: fewer)")
+    _write_names(axes, points, nlists)
     axes[0, 0].set_xlim(_left_limit(points), 1.003)
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2 * len(nlists), frameon=False)
     return figure
+
+
+def _write_names(axes: Any, points: Sequence[OperatingPoint], nlists: Sequence[int]) -> None:
+    first = points[0]
+    for column, nlist in enumerate(nlists):
+        axes[0, column].set_title(
+            f"{first.dataset}, N = {first.n:,}, D = {first.d}, K = nlist = {nlist:,}",
+            fontsize=11,
+            parse_math=False,  # a file name may hold a dollar sign
+        )
+        axes[-1, column].set_xlabel(f"recall@{first.key.k}")
+    axes[0, 0].set_ylabel("distance computations per query\n(scanned, copies counted, + nlist)")
+    if len(axes) > 1:
+        axes[1, 0].set_ylabel("k-means cost / cost\n(above 1: fewer)")
 
 
 def save(points: Sequence[OperatingPoint], folder: str | Path, name: str = "recall") -> list[Path]:

@@ -21,27 +21,25 @@ def bar(total: int, description: str) -> tqdm:
 @contextmanager
 def clock(description: str) -> Iterator[None]:
     """Show that a step of unknown length is alive, once it has taken two seconds."""
-    ticker = tqdm(
-        desc=description, bar_format="{desc} {elapsed}", leave=False, disable=None, delay=1
-    )
     stop = threading.Event()
 
     def tick() -> None:
         if stop.wait(_PATIENCE_SECONDS):
             return
-        while not stop.wait(0.5):
-            ticker.refresh()
+        # position=0: a bar around this step waits, and both may use the same line.
+        style = {"bar_format": "{desc} {elapsed}", "leave": False, "disable": None, "position": 0}
+        with tqdm(desc=description, **style) as ticker:
+            ticker.start_t -= _PATIENCE_SECONDS
+            while not stop.wait(0.5):
+                ticker.refresh()
 
     thread = threading.Thread(target=tick, daemon=True)
-    if not ticker.disable:
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         stop.set()
-        if thread.is_alive():
-            thread.join()
-        ticker.close()
+        thread.join()
 
 
 def say(text: str) -> None:

@@ -44,20 +44,32 @@ def render(points: Sequence[OperatingPoint], svg: str, command: str) -> str:
         HTML that loads nothing from anywhere; every name in it is escaped.
     """
     first = points[0]
-    title = f"{first.dataset}: recall@{first.key.k} against distance computations"
-    tables = "\n".join(_table(block) for block in summarize(points))
-    notes = "\n".join(f"<p>{_text(sentence)}</p>" for sentence in explain(points))
+    title = _text(f"{first.dataset}: recall@{first.key.k} against distance computations")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(title)}</title>
+<title>{title}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{_text(title)}</h1>
-<p>{first.n:,} vectors of {first.d} dimensions, {first.queries:,} queries, metric
+<h1>{title}</h1>
+{_findings(points, svg)}
+<h2>How it was made</h2>
+{_how(points, command)}
+<h2>Environment</h2>
+{_environment(points)}
+</body>
+</html>
+"""
+
+
+def _findings(points: Sequence[OperatingPoint], svg: str) -> str:
+    first = points[0]
+    tables = "\n".join(_table(block) for block in summarize(points))
+    notes = "\n".join(f"<p>{_text(sentence)}</p>" for sentence in explain(points))
+    return f"""<p>{first.n:,} vectors of {first.d} dimensions, {first.queries:,} queries, metric
 {_text(first.metric)}. Every method uses the same vectors, K, training rows and seed, in one run;
 an inverted-file index with uncompressed vectors, whose lists are found by comparing the query with
 all K centres.</p>
@@ -69,14 +81,7 @@ at the same recall; above 1 is better. Several seeds: mean, and range as a band.
 <div class="scroll">
 {tables}
 </div>
-{notes}
-<h2>How it was made</h2>
-{_how(points, command)}
-<h2>Environment</h2>
-{_environment(points)}
-</body>
-</html>
-"""
+{notes}"""
 
 
 def _text(value: object) -> str:
