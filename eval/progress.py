@@ -29,6 +29,8 @@ def clock(description: str) -> Iterator[None]:
         # position=0: a bar around this step waits, and both may use the same line.
         style = {"bar_format": "{desc} {elapsed}", "leave": False, "disable": None, "position": 0}
         with tqdm(desc=description, **style) as ticker:
+            if ticker.disable:
+                return
             ticker.start_t -= _PATIENCE_SECONDS
             while not stop.wait(0.5):
                 ticker.refresh()
