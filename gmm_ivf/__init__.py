@@ -18,9 +18,10 @@ _HOME = {
     "GMMQuantizer": "gmm_ivf.quantizer",
     "GaussianMixture": "gmm_ivf.estimator",
     "IndexIVFGMM": "gmm_ivf.index",
+    "diagnose": "gmm_ivf.diagnosis",
 }
 
-__all__ = ["GMMQuantizer", "GaussianMixture", "IndexIVFGMM"]  # noqa: F822 - see __getattr__
+__all__ = ["GMMQuantizer", "GaussianMixture", "IndexIVFGMM", "diagnose"]
 
 
 def __getattr__(name: str):
