@@ -48,7 +48,8 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     n_init : int, default=1
         Starts, of which the one with the highest likelihood is kept.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
-        Start; k-means runs on at most 256 samples per component.
+        Start; k-means and the choice of rows see at most 256 samples per component. On small data
+        the start is scikit-learn's from the same random_state.
     weights_init : array-like of shape (K,), default=None
     means_init : array-like of shape (K, D), default=None
     precisions_init : array-like, default=None
@@ -335,7 +336,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
                 f"changes by more than tol={self.tol}). Try different init parameters, or increase "
                 "max_iter, tol, or check for degenerate data.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=6,
             )
         empty = int((self.weights_ * n < 1e-3).sum())
         if empty:
@@ -343,5 +344,5 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
                 f"{empty} of {self.n_components} components hold no samples; X may have fewer "
                 "distinct samples than n_components.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=6,
             )

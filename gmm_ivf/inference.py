@@ -1,5 +1,6 @@
 """What a fitted mixture says of samples: labels, densities, sparse responsibilities."""
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,7 @@ class MixtureInference(TiledMixture):
         log_resp : ndarray or Tensor of shape (N, m), float64
             Natural logarithms: responsibilities of many dimensions underflow.
         """
-        if m < 1:
-            raise ValueError(f"m must be at least 1, got {m}.")
+        _check_count("m", m)
         check_is_fitted(self)
         m = min(m, len(self.weights_))
 
@@ -146,8 +146,7 @@ class MixtureInference(TiledMixture):
             raise ValueError(f'format must be "ids" or "csr", got {format!r}.')
         if threshold is not None and not 0 <= threshold < 1:
             raise ValueError(f"threshold must be in [0, 1), got {threshold!r}.")
-        if max_components < 1:
-            raise ValueError(f"max_components must be at least 1, got {max_components!r}.")
+        _check_count("max_components", max_components)
         ids, log_resp = self.top_components(X, max_components)
         keep = log_resp > (-np.inf if not threshold else np.log(threshold))
         if isinstance(ids, Tensor):
@@ -222,6 +221,11 @@ class MixtureInference(TiledMixture):
         if self.covariance_type in ("spherical", "diag"):
             return factor**2
         return factor @ factor.swapaxes(-1, -2)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
 def _to_csr(ids: np.ndarray, resp: np.ndarray, n_components: int) -> sparse.csr_array:

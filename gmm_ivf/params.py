@@ -215,11 +215,12 @@ class MixtureParams:
         if text is None:
             raise ValueError(f"{path} is a safetensors file, but not one of GaussianMixture.save.")
         header = json.loads(text)
-        if header["version"] > _VERSION:
+        if header.get("version", 0) > _VERSION:
             raise ValueError(
                 f"{path} has version {header['version']}, newer than {_VERSION}: update gmm_ivf."
             )
         missing = {"weights", "means", "covariances", "center"} - arrays.keys()
+        missing |= {"version", "covariance_type", "exponent", "extra"} - header.keys()
         if missing:
             raise ValueError(f"{path} lacks {sorted(missing)}.")
         frame = Frame(arrays["center"], int(header["exponent"]))

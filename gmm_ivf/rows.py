@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gmm_ivf.params import Frame
 
-_SCAN_ELEMENTS = 1 << 22
+_SCAN_ELEMENTS = 1 << 20
 # Serves the samples that a frame was made for, whose coordinates are at most 16.
 DATA_REACH = {torch.float32: 64.0, torch.float64: 64.0}
 
@@ -28,7 +28,7 @@ class Rows:
         self.source = source
         self.n, self.d = source.shape
         self.is_tensor = isinstance(source, Tensor)
-        kind = source.dtype if self.is_tensor else np.dtype(source.dtype)
+        kind = source.dtype if self.is_tensor else np.dtype(source.dtype).newbyteorder("=")
         self.is_half = kind in (torch.float16, torch.bfloat16, np.dtype(np.float16))
         # float32 holds these values exactly, so that centring in float32 is exact to rounding.
         self.fits_float32 = self.is_half or kind in (torch.float32, np.dtype(np.float32))
@@ -39,18 +39,19 @@ class Rows:
         return self.source.device if self.is_tensor else None
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Rows start to stop as a tensor, in their own units and, where torch has it, dtype."""
+        """Rows start to stop as a contiguous tensor in their own units.
+
+        Contiguous, so that sums come out the same whatever the strides of the source; in the dtype
+        of the source where torch has it.
+        """
         if self.is_tensor:
-            return self.source[start:stop].detach()
+            return self.source[start:stop].detach().contiguous()
         part = np.asarray(self.source[start:stop])
         if part.dtype == np.longdouble or part.dtype.kind not in "fiub":
             part = part.astype(np.float64)
-        part = part.astype(part.dtype.newbyteorder("="), copy=False)
-        # torch takes no negative or odd strides and, without a warning, no memory it may not write.
-        odd = any(s < 0 or s % part.itemsize for s in part.strides)
-        if odd or not part.flags.writeable:
-            part = part.copy()
-        return torch.from_numpy(part)
+        part = np.ascontiguousarray(part, part.dtype.newbyteorder("="))
+        # torch takes no memory it may not write, except with a warning.
+        return torch.from_numpy(part if part.flags.writeable else part.copy())
 
     def scan(self, device: torch.device) -> Frame:
         """Check that all values are finite, and find the frame of the data.

@@ -1,8 +1,11 @@
 """Starting points of EM: k-means on a subsample, k-means++, random rows or responsibilities."""
 
+import warnings
+
 import numpy as np
 import torch
-from sklearn.cluster import kmeans_plusplus
+from sklearn.cluster import KMeans, kmeans_plusplus
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from gmm_ivf.engine import Engine
@@ -12,7 +15,10 @@ from gmm_ivf.params import covariance_shape
 
 METHODS = ("kmeans", "k-means++", "random", "random_from_data")
 
-# k-means sees so many samples per component, as FAISS does by default, within a bound on memory.
+# Up to so many samples x features x components k-means is scikit-learn's own, so that the start is
+# the same from the same random_state.
+_SMALL_ELEMENTS = 1 << 22
+# Ours sees so many samples per component, as FAISS does by default, within a bound on memory.
 _SAMPLES_PER_COMPONENT = 256
 _SAMPLE_ELEMENTS = 1 << 28
 _COLUMN_ELEMENTS = 1 << 24
@@ -44,7 +50,9 @@ def initial_components(
     covariance_type : str
     method : {"kmeans", "k-means++", "random", "random_from_data"}
         As in scikit-learn: the M-step of the hard assignment of every sample to the nearest
-        k-means centre; of the chosen rows alone; of uniform random responsibilities.
+        k-means centre; of the chosen rows alone (but tied covariances are those of all samples);
+        of uniform random responsibilities. With so few samples that none is left out, also from the
+        same draws.
     reg_covar : float
         In squared units of the frame.
     rng : RandomState
@@ -65,7 +73,7 @@ def initial_components(
     sample = engine.sample(size, rng, engine.candidates[0])
     rows = _chosen_rows(sample, n_components, method == "k-means++", rng)
     reference = _unit_components(sample[rows].double(), covariance_type)
-    return m_step(_of_single_samples(reference), reference, reg_covar)
+    return m_step(_of_single_samples(engine, reference), reference, reg_covar)
 
 
 def _sample_size(n_components: int, n_features: int) -> int:
@@ -85,15 +93,17 @@ def _unit_components(means: Tensor, covariance_type: str) -> Components:
     return Components(covariance_type, weights, means, unit, unit)
 
 
-def _of_single_samples(reference: Components) -> Statistics:
-    """Statistics of one sample for each component, lying on its mean."""
+def _of_single_samples(engine: Engine, reference: Components) -> Statistics:
+    """Statistics of one sample for each component, lying on its mean.
+
+    Nothing would ever leave a tied covariance of reg_covar alone: it starts as that of all samples.
+    """
     means = reference.means
-    return Statistics(
-        means.new_zeros(()),
-        means.new_ones(len(means)),
-        torch.zeros_like(means),
-        torch.zeros_like(reference.covariances),
-    )
+    s2 = torch.zeros_like(reference.covariances)
+    if reference.covariance_type == "tied":
+        dtype = torch_backend.compute_dtype(engine.candidates[0])
+        s2 = engine.total_scatter(dtype) * (len(means) / engine.rows.n)
+    return Statistics(means.new_zeros(()), means.new_ones(len(means)), torch.zeros_like(means), s2)
 
 
 def _hard_statistics(engine: Engine, reference: Components, dtype: torch.dtype) -> Statistics:
@@ -147,7 +157,7 @@ def _chosen_rows(
     n = len(sample)
     if not plusplus:
         chosen = rng.choice(n, n_components, replace=False)
-        return torch.from_numpy(np.sort(chosen)).to(sample.device)
+        return torch.from_numpy(chosen).to(sample.device)
     _, chosen = kmeans_plusplus(sample.cpu().numpy(), n_components, random_state=rng)
     return torch.from_numpy(np.asarray(chosen, np.int64)).to(sample.device)
 
@@ -165,6 +175,9 @@ def _kmeans_centers(
     engine: Engine, n_components: int, rng: np.random.RandomState
 ) -> tuple[Tensor, torch.dtype]:
     """Centres of k-means on a sample of the data, and the dtype that was precise enough for it."""
+    if engine.rows.n * engine.rows.d * n_components <= _SMALL_ELEMENTS:
+        whole = engine.sample(engine.rows.n, rng, "fp64")
+        return _sklearn_centers(whole, n_components, rng), torch.float64
     size = _sample_size(n_components, engine.rows.d)
     *cheaper, last = engine.candidates
     for mode in cheaper:
@@ -175,6 +188,15 @@ def _kmeans_centers(
             return centers, sample.dtype
     sample = engine.sample(size, rng, last)
     return lloyd(sample, n_components, rng)[0], sample.dtype
+
+
+def _sklearn_centers(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
+    kmeans = KMeans(n_components, n_init=1, random_state=rng)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        # Of fewer distinct samples than clusters the mixture warns itself.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans.fit(sample.cpu().numpy())
+    return torch.from_numpy(kmeans.cluster_centers_).to(sample.device)
 
 
 def lloyd(sample: Tensor, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
