@@ -1,6 +1,6 @@
 """Passes of a fitted mixture over samples, a tile at a time, and the checks before them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ class TiledMixture:
 
     def _frame(self) -> Frame:
         check_is_fitted(self)
+        if not hasattr(self, "center_"):  # parameters that the user set by hand
+            means = np.asarray(self.means_, np.float64)
+            return Frame.of_range(means.mean(0), means.min(0), means.max(0))
         return Frame(self.center_, self._exponent)
 
     def _components(self, frame: Frame, device: torch.device) -> Components:
@@ -51,15 +54,20 @@ class TiledMixture:
 
     def _check_rows(self, X: Any, *, reset: bool) -> Rows:
         """X as rows that can be read by tiles; its values are checked when they are read."""
+        if isinstance(X, Iterator):
+            raise ValueError(
+                f"X is a {type(X).__name__}, which can be read only once while EM reads X many "
+                "times; pass an array, a memmap or an h5py.Dataset."
+            )
         if is_lazy(X):
             check_lazy(X)
             if reset:
                 self.n_features_in_ = X.shape[1]
                 self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-            elif X.shape[1] != self.n_features_in_:
+            elif X.shape[1] != self.means_.shape[1]:
                 raise ValueError(
                     f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
-                    f"{self.n_features_in_} features as input."
+                    f"{self.means_.shape[1]} features as input."
                 )
         else:
             X = validate_data(

@@ -146,6 +146,18 @@ def test_one_row_and_row_by_row(model, overlapping):
     assert_allclose(apart, together, atol=1e-12)
 
 
+def test_parameters_set_by_hand(overlapping, model, kind):
+    """As with scikit-learn's: fitted attributes make a model that can be asked."""
+    other = GaussianMixture(4, covariance_type=kind)
+    for name in ("weights_", "means_", "covariances_", "precisions_cholesky_"):
+        setattr(other, name, getattr(model, name))
+    for X in (overlapping, torch.from_numpy(overlapping)):
+        assert_allclose(other.predict_proba(X), model.predict_proba(X), atol=1e-12)
+        assert_allclose(other.score_samples(X), model.score_samples(X), rtol=1e-12)
+    with pytest.raises(ValueError, match="X has 2 features"):
+        other.predict(torch.zeros(3, 2))
+
+
 def test_samples_of_the_model(model):
     X, y = model.sample(300)
     assert (X.shape, X.dtype) == ((300, 3), np.float64)

@@ -253,6 +253,12 @@ def test_what_is_no_matrix_of_real_numbers(bad, message):
         GaussianMixture(1).fit(bad)
 
 
+def test_a_source_that_can_be_read_once_is_refused(X):
+    for once in ((row for row in X), iter(X), map(list, X)):
+        with pytest.raises(ValueError, match=r"can be read only once .* memmap"):
+            fit(once)
+
+
 def test_compressed_sparse_tensors_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces that they are in beta state

@@ -1,6 +1,7 @@
 """Starts, stopping, warnings, interruption and repeatability."""
 
 import warnings
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -201,6 +202,28 @@ def test_gm_g14_a_drop_is_no_convergence(overlapping, monkeypatch):
         model.fit(overlapping)
     assert model.lower_bounds_[3] < model.lower_bounds_[2] - 1
     assert not model.converged_
+
+
+@pytest.mark.parametrize(
+    ("bounds", "iterations", "converged"),
+    [
+        ([-9.0, -5.0, -4.9995], 3, True),
+        ([-9.0, -5.0, -7.0, -7.0005], 4, True),  # each is compared with the one before
+        ([-9.0, -5.0, -7.0, -5.0005, -4.0], 5, False),
+        ([-9.0, -5.0, -5.001], 3, False),  # a change of tol itself is none below it
+    ],
+)
+def test_gm_g14_when_em_stops(bounds, iterations, converged):
+    class Scripted(engine.Run):
+        def _step(self, engine):
+            return next(steps), self.components
+
+    steps = iter(bounds)
+    run = Scripted(cast(Any, None), 0.0, -np.inf)
+    assert list(run.iterate(cast(Any, None), len(bounds), 1e-3 - 1e-9)) == bounds[:iterations]
+    assert run.bounds == bounds[:iterations]
+    assert run.bound == bounds[iterations - 1]
+    assert run.converged == converged
 
 
 def test_warnings_point_at_the_caller(overlapping):
