@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gmm_ivf.eval.environment import (
-    require_faiss,
     resolve_device,
     set_threads,
     stamp,
@@ -151,17 +150,17 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:
     ValueError, OSError, ImportError
         In one sentence for the user.
     """
-    from gmm_ivf.datasets.registry import load
-
     config = _config("quick" if args.quick else "base")
     methods = tuple(dict.fromkeys(parse_method(m) for m in args.method or config["methods"]))
     if args.seed and args.seeds:
         raise ValueError("give --seed or --seeds, not both")
     seeds = args.seed or (range(args.seeds) if args.seeds else config["seeds"])
-    require_faiss()
-    device = resolve_device(args.device)
     threads = args.threads or usable_cores()
     set_threads(threads)
+    device = resolve_device(args.device)
+    # Imported late: it may load torch, which reads its settings of threads once.
+    from gmm_ivf.datasets.registry import load
+
     with clock(f"loading {args.dataset}"):
         dataset = load(args.dataset, limit=args.limit)
         if args.limit is None and dataset.n > config.get("limit", dataset.n):

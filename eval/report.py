@@ -12,7 +12,7 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
        max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-figure { margin: 1rem 0; } figure svg { width: 100%; max-width: 48rem; height: auto; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding: .6rem 0; }
@@ -21,6 +21,7 @@ th, td { padding: .3rem .6rem; text-align: right; vertical-align: top;
 th { vertical-align: bottom; } td { white-space: nowrap; } small { color: #555; }
 figcaption { font-size: .9rem; max-width: 48rem; }
 th:first-child, td:first-child { text-align: left; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9.5rem; }
 dt { font-weight: 600; } dd { margin: 0 0 .4rem 1.5rem; }
 code { background: #f2f2f2; padding: .1rem .3rem; overflow-wrap: anywhere; }
 """
