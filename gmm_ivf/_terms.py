@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmm_ivf._passes import Pass
+from gmm_ivf.comparison import Pass
 from gmm_ivf.estimator import GaussianMixture
 from gmm_ivf.kernels.components import Components
 from gmm_ivf.kernels.torch_backend import compute_dtype, exact_float32, round_operand

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from gmm_ivf import _passes
-from gmm_ivf._passes import Measured, Pass, Step, heavy_components
+from gmm_ivf import comparison
 from gmm_ivf._terms import WorstRow, worst_rows
+from gmm_ivf.comparison import Measured, Pass, Step, heavy_components
 from gmm_ivf.estimator import GaussianMixture
 from gmm_ivf.kernels.dispatch import ACCURACY, ROUNDING_UNITS
 
@@ -221,20 +221,20 @@ def diagnose(
     precision = gmm.precision
     if precision == "auto":
         precision = getattr(gmm, "precision_", "auto")
-    reference = _passes.evaluate(gmm, X, reference_precision, "torch")
-    found = _passes.evaluate(gmm, X, precision, gmm.backend)
+    reference = comparison.evaluate(gmm, X, reference_precision, "torch")
+    found = comparison.evaluate(gmm, X, precision, gmm.backend)
     return _report(gmm, X, found, reference, rows)
 
 
 def _report(gmm: GaussianMixture, X: Any, found: Pass, reference: Pass, rows: int) -> Diagnosis:
     k = len(gmm.weights_)
-    measured = _passes.measure(found, reference, gmm.center_, gmm.covariance_type == "tied")
+    measured = comparison.measure(found, reference, gmm.center_, gmm.covariance_type == "tied")
     errors = np.abs(found.log_density - reference.log_density)
     label = reference.ids[:, 0]
     counts = np.bincount(label, minlength=k)
     sums = np.bincount(label, errors, minlength=k)
     nats = np.divide(sums, counts, out=np.full(k, np.nan), where=counts > 0)
-    comparisons = _compare(gmm, found.step, _passes.step_of(reference))
+    comparisons = _compare(gmm, found.step, comparison.step_of(reference))
     return Diagnosis(
         found.precision,
         reference.precision,

@@ -1,0 +1,206 @@
+"""Command line: what each precision mode does to densities, assignments and parameters.
+
+Run ``python -m eval.precision`` in a checkout, ``python -m gmm_ivf.eval.precision`` when installed.
+"""
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gmm_ivf import diagnose
+from gmm_ivf.datasets.synthetic import GENERATORS
+from gmm_ivf.eval.accuracy import Problem, Result, run_problem
+from gmm_ivf.eval.accuracy_table import to_text
+from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
+from gmm_ivf.eval.progress import bar, say
+from gmm_ivf.kernels.components import COVARIANCE_TYPES
+from gmm_ivf.kernels.dispatch import BACKENDS, ROUNDING_UNITS, resolve_backend
+from gmm_ivf.kernels.dispatch import resolve_device as torch_device
+
+_DIMENSIONS = (32, 64, 128, 960)
+_COMPONENTS = (16, 256, 1024)
+_QUICK = {"d": (32, 128), "k": (16, 256)}
+_SHIFTS = (0.0, 1000.0)
+# Samples a component: by default, and at least.
+_PER_COMPONENT, _FEWEST = 16, 8
+_FEWEST_SAMPLES = 2048
+# Elements of the covariances of all components that a step may hold several times.
+_LARGEST_FULL = 1 << 27
+_MISSED, _INTERRUPTED = 1, 130
+_EPILOG = """\
+Samples are drawn with the public generators of gmm_ivf.datasets.synthetic and evaluated, with the
+parameters they were drawn with, against float64 on the same float32 samples.
+Writes results.jsonl and table.txt into --out. Exit status: 0, or 1 when a mode misses its limits
+where "auto" would take it."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are one sentence, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the modes.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        0, 1 when a mode misses its limits where "auto" would take it, 130 after Ctrl-C. Bad
+        arguments exit with 2.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    results: list[Result] = []
+    try:
+        try:
+            problems, device, environment, folder = _prepare(args)
+        except (ValueError, OSError, ImportError) as error:
+            parser.error(str(error))
+        _run(results, problems, args, device, environment, folder)
+    except KeyboardInterrupt:
+        say(f"interrupted after {len(results)} results")
+        return _INTERRUPTED
+    table = to_text(results)
+    (folder / "table.txt").write_text(table, encoding="utf-8")
+    print(table)
+    if args.diagnose:
+        print(_diagnosis(results, device))
+    print(f"lines: {folder / 'results.jsonl'}")
+    return _MISSED if any(result.verdict == "missed" for result in results) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    spec = globals()["__spec__"]
+    parser = _Parser(
+        prog=f"python -m {spec.name if spec else 'eval.precision'}",
+        description="Accuracy of the precision modes of GaussianMixture against float64.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--mode", action="append", choices=tuple(ROUNDING_UNITS), help="repeatable; default: all")
+    add("--backend", choices=BACKENDS, default="auto", help="of the modes; default: %(default)s")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--n", type=_positive, help=f"samples; default: {_PER_COMPONENT} a component")
+    add("--d", type=_positive, action="append", help="repeatable; default: 32, 64, 128, 960")
+    add("--k", type=_positive, action="append", help="repeatable; default: 16, 256, 1024")
+    add("--set", action="append", choices=tuple(GENERATORS), help="repeatable; default: all three")
+    add("--shift", type=float, action="append", help="repeatable; default: 0 and 1000")
+    add(
+        "--covariance-type",
+        action="append",
+        choices=COVARIANCE_TYPES,
+        help="repeatable; default: spherical",
+    )
+    add("--seed", type=int, default=0)
+    add("--threads", type=_positive, help="default: all cores")
+    add("--quick", action="store_true", help="D 32 and 128, K 16 and 256, fewer samples")
+    add("--diagnose", action="store_true", help="explain the worst result sample by sample")
+    add("--out", type=Path, help="folder for results; default: results/precision")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _prepare(args: argparse.Namespace) -> tuple[list[Problem], str, dict[str, Any], Path]:
+    """Check everything that can be wrong with the arguments.
+
+    Raises
+    ------
+    ValueError, OSError, ImportError
+        In one sentence for the user.
+    """
+    device = resolve_device(args.device)
+    resolve_backend(args.backend, torch_device(device, None))
+    problems = _problems(args)
+    threads = args.threads or usable_cores()
+    set_threads(threads)
+    folder = args.out or Path("results") / ("precision-quick" if args.quick else "precision")
+    folder.mkdir(parents=True, exist_ok=True)
+    return problems, device, stamp(threads, device), folder
+
+
+def _problems(args: argparse.Namespace) -> list[Problem]:
+    """The grid, small sizes first."""
+    sizes = _QUICK if args.quick else {"d": _DIMENSIONS, "k": _COMPONENTS}
+    grid = itertools.product(
+        dict.fromkeys(args.covariance_type or ["spherical"]),
+        dict.fromkeys(args.d or sizes["d"]),
+        dict.fromkeys(args.k or sizes["k"]),
+        dict.fromkeys(args.set or GENERATORS),
+        dict.fromkeys(_SHIFTS if args.shift is None else args.shift),
+    )
+    problems = []
+    for kind, d, k, dataset, shift in grid:
+        n = args.n or max(_FEWEST_SAMPLES, (_FEWEST if args.quick else _PER_COMPONENT) * k)
+        if n < _FEWEST * k:
+            raise ValueError(
+                f"--n {n} is too few for --k {k}: give at least {_FEWEST} samples a component, "
+                f"{_FEWEST * k}"
+            )
+        if kind == "full" and k * d * d > _LARGEST_FULL:
+            raise ValueError(
+                f"--covariance-type full with --d {d} and --k {k} takes {8e-9 * k * d * d:.1f} GB "
+                "for each copy of the covariances; choose smaller ones"
+            )
+        problems.append(Problem(dataset, shift, n, d, k, kind, args.seed))
+    return problems
+
+
+def _run(
+    results: list[Result],
+    problems: list[Problem],
+    args: argparse.Namespace,
+    device: str,
+    environment: dict[str, Any],
+    folder: Path,
+) -> None:
+    """Measure all problems; each result is on the disk before the next one starts."""
+    modes = tuple(dict.fromkeys(args.mode or ROUNDING_UNITS))
+    path = folder / "results.jsonl"
+    with (
+        path.open("w", encoding="utf-8") as file,
+        bar(len(problems) * len(modes), "precision") as progress,
+    ):
+        for problem in problems:
+            for result in run_problem(problem, modes, args.backend, device, environment):
+                file.write(result.to_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                results.append(result)
+                progress.update()
+
+
+def _diagnosis(results: list[Result], device: str) -> str:
+    """The report of `diagnose` for the result that comes nearest to its limit, or goes beyond."""
+    ran = [result for result in results if result.measured is not None]
+    if not ran:
+        return "nothing to diagnose: no mode ran"
+    worst = max(ran, key=lambda result: result.strain)
+    x, mixture = worst.problem.build(device)
+    mixture.set_params(precision=worst.mode, backend=worst.backend)
+    problem = worst.problem
+    return (
+        f"{problem.dataset}, shift {problem.shift:g}, D={problem.d}, K={problem.k}, "
+        f"{problem.covariance_type}. The parameters are those that the samples were drawn with, so "
+        f"distances to a fixed point are sampling noise.\n{diagnose(mixture, x)}\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
