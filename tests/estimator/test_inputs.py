@@ -299,6 +299,21 @@ def test_dimensions(kind, d, dtype):
     assert model.score(X) >= model.lower_bound_ - 1e-3
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("d", [129, 192, 768, 1536, 2048, 4096])
+@pytest.mark.parametrize("kind", ["spherical", "diag", "tied"])
+def test_gm_g19_many_dimensions_in_each_precision(kind, d, precision):
+    if kind == "tied" and d > 768:
+        pytest.skip("a factorisation of this size takes seconds")
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 2, 40)
+    X = (rng.standard_normal((40, d)) + truth[:, None]).astype(np.float32)
+    model = GaussianMixture(2, covariance_type=kind, precision=precision, reg_covar=1.0)
+    labels = model.set_params(random_state=0).fit_predict(X)
+    assert np.isfinite(model.lower_bound_)
+    assert (labels == truth).all() or (labels != truth).all()
+
+
 @pytest.mark.parametrize("chunk_size", [1, 7, N - 1, N, N + 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("init_params", ["kmeans", "random"])
