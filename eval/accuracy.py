@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf import GaussianMixture
-from gmm_ivf.comparison import Measured, evaluate, measure
+from gmm_ivf.comparison import Measured, Pass, evaluate, measure
 from gmm_ivf.datasets.synthetic import GENERATORS
 from gmm_ivf.kernels.components import Components
 from gmm_ivf.kernels.dispatch import ACCURACY, choose_precision, expected_errors, resolve_device
@@ -168,23 +168,15 @@ def run_problem(
     components = components_of(mixture)
     auto = _automatic(mixture, x, backend)
     half = choose_precision(HALF_MODES, components)
-    tied = problem.covariance_type == "tied"
     for mode in modes:
         expected = expected_errors(mode, components)
         trusted = choose_precision((mode, ""), components) == mode
-        measured, refusal, ran = None, "", (backend, device)
         started = time.perf_counter()
-        try:
-            found = evaluate(mixture, x, mode, backend)
-        except ValueError as error:
-            refusal = str(error)
-        else:
-            ran = (found.backend, found.device)
-            measured = measure(found, reference, mixture.center_, tied)
+        ran, measured, refusal = _try(mixture, x, mode, backend, reference)
         yield Result(
             problem,
             mode,
-            *ran,
+            *(ran or (backend, device)),
             measured,
             float((expected * components.weights).sum()),
             trusted,
@@ -194,6 +186,19 @@ def run_problem(
             refusal,
             environment,
         )
+
+
+def _try(
+    mixture: GaussianMixture, x: np.ndarray, mode: str, backend: str, reference: Pass
+) -> tuple[tuple[str, str] | None, Measured | None, str]:
+    """Backend and device that ran, errors, and why a mode was refused."""
+    try:
+        found = evaluate(mixture, x, mode, backend)
+    except ValueError as error:
+        return None, None, str(error)
+    tied = mixture.covariance_type == "tied"
+    errors = measure(found, reference, mixture.center_, tied)
+    return (found.backend, found.device), errors, ""
 
 
 def _automatic(mixture: GaussianMixture, x: np.ndarray, backend: str) -> str:
