@@ -1,0 +1,145 @@
+"""Triton functions shared by the EM kernels: masked loads, products by precision, logit tiles.
+
+Logits are in base 2. With ``acc`` the inner product of the staged row and the staged component,
+
+    logit = gain_k * (acc - half_norm_n) + offset_k        spherical
+    logit = gain_k * acc + offset_k                        tied, diag
+
+The row term ``x^T P x`` of a tied covariance is the same for every component and is left out; for
+diag the inner product runs over the features and their squares.
+"""
+
+# pyright: reportArgumentType=false
+# (a tl.constexpr parameter takes plain values, which the type checker cannot know)
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+# The interpreter multiplies bfloat16 bit patterns as if they were integers.
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+
+# Responsibilities are multiplied by 2**LIFT before they are rounded to half precision, so that
+# float16 keeps them down to 2**-36; the sums are divided by it again.
+LIFT = 12
+LIFT_BITS = tl.constexpr(LIFT)
+LIFTED = tl.constexpr(2.0**LIFT)
+LOWERED = tl.constexpr(2.0**-LIFT)
+
+# Below every logit, and finite, so that no difference of infinities arises.
+LOWEST = tl.constexpr(-3e38)
+LN2 = tl.constexpr(0.6931471805599453)
+
+# Columns of the tail of a sample: 1, the three parts of its half norm, zeros.
+TAIL_COLUMNS = 16
+TAIL = tl.constexpr(TAIL_COLUMNS)
+
+
+@triton.jit
+def product(a, b, acc, MODE: tl.constexpr):
+    """``acc + a @ b`` with float32 accumulation."""
+    if MODE == "fp32":
+        out = tl.dot(a, b, acc, input_precision="ieee")
+    elif MODE == "tf32":
+        out = tl.dot(a, b, acc, input_precision="tf32")
+    elif MODE == "bf16" and INTERPRETED:
+        out = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        out = tl.dot(a, b, acc)
+    return out
+
+
+@triton.jit
+def product3(a, a_low, b, b_low, acc, MODE: tl.constexpr):
+    """`product`, with the low parts of both operands in mode fp16x3 (small terms first)."""
+    if MODE == "fp16x3":
+        acc = tl.dot(a_low, b, acc)
+        acc = tl.dot(a, b_low, acc)
+    return product(a, b, acc, MODE)
+
+
+@triton.jit
+def product2(a, b, b_low, acc, MODE: tl.constexpr, SPLIT: tl.constexpr):
+    """`product`, with the low part of the second operand when it is split."""
+    if SPLIT:
+        acc = product(a, b_low, acc, MODE)
+    return product(a, b, acc, MODE)
+
+
+@triton.jit
+def tile_at(base, start, cols, stride, BLOCK_N: tl.constexpr):
+    """Pointers to a tile of a row-major matrix; only `start` needs 64 bits."""
+    rows = tl.arange(0, BLOCK_N)
+    return base + start * stride + rows[:, None] * stride + cols[None, :]
+
+
+@triton.jit
+def load_tile(at, cols, d, EVEN: tl.constexpr):
+    """A tile of rows at a block of pointers; columns from `d` on are 0.
+
+    Rows need no mask: staged samples are padded with rows of zeros.
+    """
+    return tl.load(at) if EVEN else tl.load(at, mask=cols[None, :] < d, other=0.0)
+
+
+@triton.jit
+def squares(x, x_low, MODE: tl.constexpr):
+    """Squares of the staged values, as a high and a low part in the storage type.
+
+    The square of a float16, bfloat16 or tf32 value has twice its bits, so that the two parts hold
+    it exactly; in mode fp16x3 the low part of x enters to first order. In mode fp32 low is 0.
+    """
+    value = x.to(tl.float32)
+    exact = value * value
+    if MODE == "fp16x3":
+        exact += 2.0 * value * x_low.to(tl.float32)
+    if MODE == "tf32":
+        high = ((exact.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    else:
+        high = exact.to(x.dtype)
+    low = (exact - high.to(tl.float32)).to(x.dtype)
+    return high, low
+
+
+@triton.jit
+def component_tile(b, ks, cols, BLOCK_D: tl.constexpr):
+    """Components `ks` as columns, (BLOCK_D, BLOCK_K), from a padded (K, BLOCK_D) matrix."""
+    return tl.load(b + ks[None, :] * BLOCK_D + cols[:, None])
+
+
+@triton.jit
+def row_logits(
+    x, x_low, half_norm, b, q, part_b, gain, offset, ks, cols,
+    COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Logits of a tile of rows, (BLOCK_N, BLOCK_K), all features in one block."""
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    low = part_b if MODE == "fp16x3" else 0
+    bt = component_tile(b, ks, cols, BLOCK_D)
+    bt_low = component_tile(b + low, ks, cols, BLOCK_D) if MODE == "fp16x3" else bt
+    # Loaded here they arrive while the product runs; any earlier they join the load pipeline and
+    # take twice the registers, any later every tile waits for them.
+    g, c = tl.load(gain + ks), tl.load(offset + ks)
+    acc = product3(x, x_low, bt, bt_low, acc, MODE)
+    if COV == "diag":
+        sq, sq_low = squares(x, x_low, MODE)
+        qt = component_tile(q, ks, cols, BLOCK_D)
+        qt_low = component_tile(q + low, ks, cols, BLOCK_D) if MODE == "fp16x3" else qt
+        acc = product3(sq, sq_low, qt, qt_low, acc, MODE)
+    if COV == "spherical":
+        acc -= half_norm[:, None]
+    return acc * g[None, :] + c[None, :]
+
+
+@triton.jit
+def total_kernel(partial, out, slabs, size, SLABS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum over the slabs, (slabs, size) to (size,), in float64, in fixed order, not lifted."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float64)
+    for s0 in range(0, slabs, SLABS):
+        s = s0 + tl.arange(0, SLABS)
+        inside = (s < slabs)[:, None] & (cols < size)[None, :]
+        at = partial + s[:, None].to(tl.int64) * size + cols[None, :]
+        acc += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float64), axis=0)
+    tl.store(out + cols, acc * LOWERED, mask=cols < size)

@@ -1,0 +1,188 @@
+"""EM on the device by Triton kernels: log-normalisers, sufficient statistics, best components.
+
+    samples = stage(x, mode)               once
+    prepared = prepare(components, mode)   once per iteration
+    rows, statistics = e_step(samples, prepared, shift=rows.norm)
+
+`x` is already centred and scaled by the caller. Products run in the precision of the mode, exp, log
+and accumulation in float32, totals in float64. No launch waits for the host and no kernel uses
+atomics: the same input gives the same bits.
+"""
+
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels import fused
+from gmm_ivf.kernels.blocks import TAIL_COLUMNS
+from gmm_ivf.kernels.components import Statistics
+from gmm_ivf.kernels.launch import (
+    Configs,
+    Rows,
+    Sums,
+    about_means,
+    check_match,
+    config_for,
+    device_limits,
+    specialise,
+    total,
+)
+from gmm_ivf.kernels.operands import LN2, NORM_SCALE, Prepared, Samples, prepare, stage
+from gmm_ivf.kernels.sweep import sweep_rows, sweep_sums, sweep_top
+
+__all__ = ["Rows", "accumulate", "e_step", "log_density", "prepare", "row_pass", "stage", "top"]
+
+# Programs of the accumulation per multiprocessor, and samples per slab at least.
+WAVES = 6
+MIN_SLAB = 1024
+
+
+def row_pass(
+    samples: Samples,
+    prepared: Prepared,
+    *,
+    shift: Tensor | None = None,
+    configs: Configs = None,
+) -> Rows:
+    """Log-normaliser of every sample over all components.
+
+    Parameters
+    ----------
+    samples, prepared
+        From `stage` and `prepare`, with one mode.
+    shift : Tensor of shape (rows,), float32, optional
+        A guess of the result, such as the `norm` of the previous iteration. It makes the pass
+        cheaper and does not change what is computed: rows for which it is far off are done again.
+    configs : mapping of job to Config, optional
+        Overrides the tuned block sizes.
+    """
+    check_match(samples, prepared)
+    if not prepared.fused:
+        return sweep_rows(samples, prepared, configs)
+    config = config_for("row", samples, prepared, configs)
+    n, (parts, rows, stride) = samples.n, samples.values.shape
+    k, block_d = prepared.linear.shape[1:]
+    norm = samples.empty_rows()
+    fused.row_kernel[(-(-n // config.block_n),)](
+        samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
+        prepared.gain, prepared.offset, norm if shift is None else shift, norm,
+        n, k, samples.width, stride, rows * stride * (parts - 1), k * block_d * (parts - 1),
+        SHIFTED=shift is not None,  # pyright: ignore[reportArgumentType] - a constexpr
+        **specialise(samples, prepared, config, block_d),
+    )  # fmt: skip
+    return Rows(norm)
+
+
+def log_density(samples: Samples, rows: Rows, prepared: Prepared) -> Tensor:
+    """Natural log-density of every sample, float32 (N,); adds the row term of tied covariances."""
+    density = rows.norm[: samples.n] * LN2
+    if prepared.components.covariance_type != "tied":
+        return density
+    d = samples.n_features
+    factor = prepared.components.precisions_cholesky.float()
+    step = max(1, (1 << 24) // d)
+    for start in range(0, samples.n, step):
+        stop = min(start + step, samples.n)
+        white = samples.values[:, start:stop, :d].float().sum(0) @ factor
+        density[start:stop] -= white.square().sum(1) / 2
+    return density
+
+
+def top(samples: Samples, prepared: Prepared, m: int) -> tuple[Rows, Tensor, Tensor]:
+    """The m most probable components of every sample.
+
+    Returns
+    -------
+    rows : Rows
+    ids : Tensor of shape (N, m), int64
+        Best first, ties by the lower index.
+    log_resp : Tensor of shape (N, m), float32
+        Natural log-posteriors.
+
+    Raises
+    ------
+    ValueError
+        When m is not between 1 and the number of components.
+    """
+    check_match(samples, prepared)
+    k = prepared.components.means.shape[0]
+    if not 1 <= m <= k:
+        raise ValueError(f"m must be between 1 and the {k} components, got {m}.")
+    if prepared.fused:
+        prepared = prepare(prepared.components, prepared.mode, fused=False)
+    return sweep_top(samples, prepared, m)
+
+
+def accumulate(
+    samples: Samples, rows: Rows, prepared: Prepared, *, configs: Configs = None
+) -> Statistics:
+    """Sufficient statistics about the components' current means, float64.
+
+    Parameters
+    ----------
+    samples, prepared
+        From `stage` and `prepare`.
+    rows
+        From `row_pass` with the same two.
+    configs : mapping of job to Config, optional
+        Overrides the tuned block sizes.
+    """
+    check_match(samples, prepared)
+    if prepared.fused:
+        sums = moments(samples, rows, prepared, configs)
+    else:
+        _, sums = sweep_sums(samples, prepared, rows, configs)
+    return about_means(samples, rows, prepared, sums)
+
+
+def e_step(
+    samples: Samples,
+    prepared: Prepared,
+    *,
+    shift: Tensor | None = None,
+    configs: Configs = None,
+) -> tuple[Rows, Statistics]:
+    """`row_pass` and `accumulate`; above 256 features (128 diag) it computes the logits once."""
+    check_match(samples, prepared)
+    if prepared.fused:
+        rows = row_pass(samples, prepared, shift=shift, configs=configs)
+        return rows, accumulate(samples, rows, prepared, configs=configs)
+    rows, sums = sweep_sums(samples, prepared, None, configs)
+    return rows, about_means(samples, rows, prepared, sums)
+
+
+def _slabs(n: int, k_blocks: int, block_n: int, multiprocessors: int) -> tuple[int, int]:
+    """Number of slabs and their length, a multiple of `block_n`."""
+    wanted = max(1, WAVES * multiprocessors // k_blocks)
+    length = max(MIN_SLAB, -(-n // wanted))
+    length = -(-length // block_n) * block_n
+    return -(-n // length), length
+
+
+def moments(samples: Samples, rows: Rows, prepared: Prepared, configs: Configs) -> Sums:
+    """Sums about the origin by the fused kernel."""
+    config = config_for("moment", samples, prepared, configs)
+    n, (parts, padded, stride) = samples.n, samples.values.shape
+    k, block_d = prepared.linear.shape[1:]
+    kind, device = prepared.components.covariance_type, samples.values.device
+    k_blocks = k // config.block_k
+    count, slab = _slabs(n, k_blocks, config.block_n, device_limits(device)[2])
+
+    def partial(*shape: int) -> Tensor:
+        return torch.empty(count, k, *shape, dtype=torch.float32, device=device)
+
+    s1 = partial(block_d)
+    s0, s_tail = (s1, partial(TAIL_COLUMNS)) if kind == "spherical" else (partial(), s1)
+    s2 = partial(block_d) if kind == "diag" else s1
+    fused.moment_kernel[(k_blocks, count)](
+        samples.values, prepared.linear, prepared.quadratic, prepared.tail,
+        prepared.gain, prepared.offset, rows.norm, s0, s1, s2, s_tail,
+        n, slab, k, samples.width, stride,
+        padded * stride * (parts - 1), k * block_d * (parts - 1),
+        **specialise(samples, prepared, config, block_d),
+    )  # fmt: skip
+    first = total(s1, prepared)[:, : samples.n_features]
+    if kind == "spherical":
+        tail = total(s_tail, prepared)
+        return Sums(tail[:, 0], first, tail[:, 1:4].sum(1) * (2 * NORM_SCALE))
+    second = total(s2, prepared)[:, : samples.n_features] if kind == "diag" else first
+    return Sums(total(s0, prepared), first, second)

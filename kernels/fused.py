@@ -1,0 +1,176 @@
+"""EM kernels for up to 256 features: nothing of size N x K leaves the chip.
+
+The row pass holds a tile of rows and streams the components past it. The accumulation is attention
+turned round: a block of components is the query and keeps its sums in registers, the samples stream
+past as keys and values. Each slab of samples writes partial sums of its own, so that the totals
+are added in a fixed order and repeat bit for bit.
+"""
+
+# pyright: reportArgumentType=false
+# (a tl.constexpr parameter takes plain values, which the type checker cannot know)
+
+import triton
+import triton.language as tl
+
+from gmm_ivf.kernels.blocks import (
+    LIFT_BITS,
+    LOWEST,
+    TAIL,
+    load_tile,
+    product,
+    product2,
+    product3,
+    row_logits,
+    squares,
+    tile_at,
+)
+
+
+@triton.jit
+def _running_sum(
+    x, x_low, half_norm, b, q, part_b, gain, offset, k, cols,
+    COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Maximum of the logits of each row, and the sum of their powers of 2 relative to it."""
+    top = tl.full((BLOCK_N,), LOWEST, tl.float32)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for k0 in range(0, k, BLOCK_K):
+        logits = row_logits(
+            x, x_low, half_norm, b, q, part_b, gain, offset, k0 + tl.arange(0, BLOCK_K), cols,
+            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+        )  # fmt: skip
+        new_top = tl.maximum(top, tl.max(logits, axis=1))
+        total = total * tl.exp2(top - new_top) + tl.sum(tl.exp2(logits - new_top[:, None]), axis=1)
+        top = new_top
+    return top, total
+
+
+@triton.jit
+def _shifted_sum(
+    x, x_low, half_norm, b, q, part_b, gain, offset, shift, k, cols,
+    COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Sum of the powers of 2 of the logits of each row less a given shift: no maximum needed."""
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for k0 in range(0, k, BLOCK_K):
+        logits = row_logits(
+            x, x_low, half_norm, b, q, part_b, gain, offset, k0 + tl.arange(0, BLOCK_K), cols,
+            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+        )  # fmt: skip
+        total += tl.sum(tl.exp2(logits - shift[:, None]), axis=1)
+    return total
+
+
+@triton.jit(do_not_specialize=["n"])
+def row_kernel(
+    x,  # (P, rows, stride)
+    half_norm,  # (rows,)
+    b, q,  # (P, k, BLOCK_D)
+    gain, offset,  # (k,)
+    shift,  # (rows,) a guess of the result
+    out,  # (rows,) base-2 log of the sum of the powers of 2 of the logits
+    n, k, d, stride, part_x, part_b,
+    COV: tl.constexpr, MODE: tl.constexpr, SHIFTED: tl.constexpr, EVEN_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Log-normaliser of each row.
+
+    With a shift that is off by so much that the sum leaves the middle of float32's range, the tile
+    is done again with a running maximum, so that the result never depends on the guess.
+    """
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_D)
+    at = tile_at(x, tl.program_id(0).to(tl.int64) * BLOCK_N, cols, stride, BLOCK_N)
+    xt = load_tile(at, cols, d, EVEN_D)
+    x_low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt
+    half = tl.load(half_norm + rows) if COV == "spherical" else 0.0
+    if SHIFTED:
+        top = tl.load(shift + rows)
+        total = _shifted_sum(
+            xt, x_low, half, b, q, part_b, gain, offset, top, k, cols,
+            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+        )  # fmt: skip
+        sound = (total > 1e-20) & (total < 1e30)
+        if tl.min(sound.to(tl.int32), axis=0) == 0:
+            top, total = _running_sum(
+                xt, x_low, half, b, q, part_b, gain, offset, k, cols,
+                COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+            )  # fmt: skip
+    else:
+        top, total = _running_sum(
+            xt, x_low, half, b, q, part_b, gain, offset, k, cols,
+            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+        )  # fmt: skip
+    tl.store(out + rows, top + tl.log2(total), mask=rows < n)
+
+
+@triton.jit(do_not_specialize=["n", "slab"])
+def moment_kernel(
+    x,  # (P, rows, stride), the tail of a row at column d
+    b, q,  # (P, k, BLOCK_D)
+    b_tail,  # (k, 16)
+    gain, offset,  # (k,)
+    norm,  # (rows,) from the row pass
+    s0, s1, s2,  # (S, k), (S, k, BLOCK_D): sums of r, of r x and of r x^2
+    s_tail,  # (S, k, 16) sums of r x_tail
+    n, slab, k, d, stride, part_x, part_b,
+    COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Moments of one block of components over one slab of samples (`slab` divides by BLOCK_N)."""
+    ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    cols, tail = tl.arange(0, BLOCK_D), tl.arange(0, TAIL)
+    place = ks[:, None] * BLOCK_D + cols[None, :]
+    low = part_b if MODE == "fp16x3" else 0
+    bt, bt_low = tl.load(b + place), tl.load(b + low + place)
+    if COV == "diag":
+        qt, qt_low = tl.load(q + place), tl.load(q + low + place)
+    g, c = tl.load(gain + ks), tl.load(offset + ks)
+    if COV == "spherical":
+        bt_tail = tl.load(b_tail + ks[:, None] * TAIL + tail[None, :])
+    count = tl.zeros((BLOCK_K,), tl.float32)
+    first = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+    second = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+    extra = tl.zeros((BLOCK_K, TAIL), tl.float32)
+    start = tl.program_id(1).to(tl.int64) * slab
+    at = tile_at(x, start, cols, stride, BLOCK_N)
+    at_tail = tile_at(x, start, d + tail, stride, BLOCK_N)
+    at_norm = norm + start + tl.arange(0, BLOCK_N)
+    # Vectors are not part of the load pipeline: this one is read an iteration ahead by hand.
+    z = tl.load(at_norm)
+    for _ in range(0, tl.minimum(slab, n - start), BLOCK_N):
+        xt = load_tile(at, cols, d, EVEN_D)
+        x_low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt
+        at += BLOCK_N * stride
+        at_norm += BLOCK_N
+        z_next = tl.load(at_norm)
+        acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+        acc = product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc, MODE)
+        if COV == "spherical":
+            xt_tail = tl.load(at_tail)
+            at_tail += BLOCK_N * stride
+            acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
+        if COV == "diag":
+            sq, sq_low = squares(xt, x_low, MODE)
+            acc = product3(qt, qt_low, tl.trans(sq), tl.trans(sq_low), acc, MODE)
+        resp = tl.exp2(acc * g[:, None] + c[:, None] - (z - LIFT_BITS)[None, :])
+        if COV != "spherical":
+            count += tl.sum(resp, axis=1)
+        resp = resp.to(x.dtype.element_ty)
+        first = product2(resp, xt, x_low, first, MODE, MODE == "fp16x3")
+        if COV == "spherical":
+            extra = product(resp, xt_tail, extra, MODE)
+        if COV == "diag":
+            second = product2(resp, sq, sq_low, second, MODE, MODE == "fp16x3" or MODE == "tf32")
+        z = z_next
+    at_out = tl.program_id(1).to(tl.int64) * k + ks
+    wide = at_out[:, None] * BLOCK_D + cols[None, :]
+    tl.store(s1 + wide, first)
+    if COV == "spherical":
+        tl.store(s_tail + at_out[:, None] * TAIL + tail[None, :], extra)
+    else:
+        tl.store(s0 + at_out, count)
+    if COV == "diag":
+        tl.store(s2 + wide, second)

@@ -1,0 +1,127 @@
+"""What the launchers of the EM kernels share: checks, block sizes, totals in float64."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels.blocks import total_kernel
+from gmm_ivf.kernels.components import Statistics
+from gmm_ivf.kernels.operands import LN2, Prepared, Samples, scatter
+from gmm_ivf.kernels.tuning import SAFE_SHARED_BYTES, Config, Problem, choose
+
+# Block sizes by job ("row", "moment", "logit", "sum") in place of the tuned ones.
+Configs = Mapping[str, Config] | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Result of a row pass.
+
+    Attributes
+    ----------
+    norm : Tensor of shape (rows,), float32
+        Base-2 logarithm of the sum of the powers of 2 of a row's logits (see `kernels.blocks`),
+        with the padding of the samples. A good `shift` for the row pass of the next iteration.
+    """
+
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over samples about the origin, float64, without padding.
+
+    Attributes
+    ----------
+    count : Tensor of shape (K,)
+        Responsibilities.
+    first : Tensor of shape (K, D)
+        r x
+    second : Tensor
+        r |x|^2, (K,), for spherical; r x^2, (K, D), for diag; unused by tied.
+    """
+
+    count: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def device_limits(device: torch.device) -> tuple[str, int, int]:
+    """Name, shared memory of a block and number of multiprocessors; safe ones for no GPU."""
+    if device.type != "cuda":
+        return "", SAFE_SHARED_BYTES, 8
+    found = torch.cuda.get_device_properties(device)
+    shared = getattr(found, "shared_memory_per_block_optin", SAFE_SHARED_BYTES)
+    return found.name, shared, found.multi_processor_count
+
+
+def config_for(job: str, samples: Samples, prepared: Prepared, configs: Configs) -> Config:
+    """Block sizes of a job: those given, else the tuned ones, else the default."""
+    if configs and job in configs:
+        return configs[job]
+    gpu, shared, _ = device_limits(samples.values.device)
+    problem = Problem(
+        job,
+        prepared.components.covariance_type,
+        prepared.mode,
+        prepared.components.means.shape[0],
+        prepared.linear.shape[-1],
+    )
+    return choose(problem, gpu, shared)
+
+
+def specialise(
+    samples: Samples, prepared: Prepared, config: Config, block_d: int
+) -> dict[str, Any]:
+    """Compile-time arguments of a kernel."""
+    return {
+        "COV": prepared.components.covariance_type,
+        "MODE": prepared.mode,
+        "EVEN_D": samples.width % block_d == 0,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "BLOCK_D": block_d,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+
+
+def check_match(samples: Samples, prepared: Prepared) -> None:
+    """Raise ValueError where samples and components were not staged for each other."""
+    wanted = (samples.mode, samples.n_features, samples.values.device)
+    got = (prepared.mode, prepared.components.means.shape[1], prepared.linear.device)
+    if wanted != got:
+        raise ValueError(
+            f"samples and components must share mode, number of features and device, got "
+            f"{wanted} and {got}; stage and prepare them alike."
+        )
+
+
+def total(partial: Tensor, prepared: Prepared) -> Tensor:
+    """Sum over the slabs in float64, without the padding and the lift of the responsibilities."""
+    out = torch.empty(partial.shape[1:], dtype=torch.float64, device=partial.device)
+    block: dict[str, Any] = {"SLABS": 8, "BLOCK": 128}
+    size = out.numel()
+    total_kernel[(-(-size // block["BLOCK"]),)](partial, out, partial.shape[0], size, **block)
+    return out[: prepared.components.means.shape[0]]
+
+
+def about_means(samples: Samples, rows: Rows, prepared: Prepared, sums: Sums) -> Statistics:
+    """Statistics about the means from sums about the origin, K-sized work in float64."""
+    c = prepared.components
+    means, s0 = c.means, sums.count
+    s1 = sums.first - s0[:, None] * means
+    log_likelihood = rows.norm[: samples.n].sum(dtype=torch.float64) * LN2
+    if c.covariance_type == "tied":
+        scattered = scatter(samples)
+        cross = sums.first.T @ means
+        s2 = scattered - cross - cross.T + (s0[:, None] * means).T @ means
+        factor = c.precisions_cholesky
+        log_likelihood = log_likelihood - torch.sum((factor.T @ scattered) * factor.T) / 2
+    else:
+        moved = means * (2 * s1 + s0[:, None] * means)
+        s2 = sums.second - (moved.sum(1) if c.covariance_type == "spherical" else moved)
+    return Statistics(log_likelihood, s0, s1, s2)

@@ -1,0 +1,173 @@
+"""Block sizes of the EM kernels: a shared-memory filter, a small grid, and measured winners.
+
+Winners lie in ``tuned/<gpu>.json``. A GPU or a shape that is not there gets the first candidate
+that fits: nothing is ever timed during a fit. The number of samples is no key.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+JOBS = ("row", "moment", "logit", "sum")
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp16x3": 2, "tf32": 4, "fp32": 4}
+# What a block may use on the smallest supported kind (compute capability 8.6 and 8.9).
+SAFE_SHARED_BYTES = 99 * 1024
+# Float32 accumulators of a thread that still leave registers for the rest.
+MAX_ACCUMULATORS = 176
+MAX_CANDIDATES = 24
+# Features of a tile of the chunked moment sums.
+SUM_BLOCK_D = 128
+
+
+@dataclass(frozen=True, order=True)
+class Config:
+    """Shape of one program: rows and components of a tile, warps, stages of the load pipeline."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+# What won most often on an H200; the default wherever it fits.
+FIRST = {
+    "row": Config(256, 64, 8, 2),
+    "moment": Config(64, 64, 4, 3),
+    "logit": Config(256, 128, 8, 3),
+    "sum": Config(64, 128, 4, 3),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a configuration depends on; `block_d` is the padded number of features."""
+
+    job: str
+    covariance_type: str
+    mode: str
+    n_components: int
+    block_d: int
+
+
+def chunk_block_d(mode: str) -> int:
+    """Features per step of the chunked logits: 128 bytes."""
+    return 128 // ELEMENT_BYTES[mode]
+
+
+def shared_bytes(problem: Problem, config: Config) -> int:
+    """Upper estimate of the shared memory of a program, in bytes.
+
+    Resident operand once, streamed operands once per stage, each with its low part in mode fp16x3;
+    diag streams or derives the squares as well.
+    """
+    parts = 2 if problem.mode == "fp16x3" else 1
+    if problem.job in ("logit", "sum"):
+        return _chunked_bytes(problem, config, parts)
+    row = ELEMENT_BYTES[problem.mode] * problem.block_d * parts
+    diag = problem.covariance_type == "diag"
+    stages = max(1, config.num_stages)
+    if problem.job == "row":
+        squares = 2 if diag else 1
+        return row * squares * (config.block_n + config.block_k * stages)
+    resident = row * config.block_k * (2 if diag else 1)
+    derived = 2 * row // parts * config.block_n if diag else 0
+    vectors = 8 * config.block_n * stages
+    return resident + row * config.block_n * stages + derived + vectors
+
+
+def _chunked_bytes(problem: Problem, config: Config, parts: int) -> int:
+    """`shared_bytes` of the chunked kernels, whose operands are all streamed."""
+    size = ELEMENT_BYTES[problem.mode]
+    stages = max(1, config.num_stages)
+    diag = problem.covariance_type == "diag"
+    if problem.job == "sum":
+        step = size * config.block_n * (config.block_k + parts * SUM_BLOCK_D)
+        return step * stages + (2 * size * config.block_n * SUM_BLOCK_D if diag else 0)
+    row = size * chunk_block_d(problem.mode) * parts
+    step = row * (config.block_n + config.block_k * (2 if diag else 1))
+    return step * stages + (row * config.block_n if diag else 0)
+
+
+def accumulators(problem: Problem, config: Config) -> int:
+    """Float32 accumulators of one thread."""
+    tile = config.block_n * config.block_k
+    if problem.job == "sum":
+        tile = config.block_k * SUM_BLOCK_D * (2 if problem.covariance_type == "diag" else 1)
+    if problem.job == "moment":
+        sums = 2 if problem.covariance_type == "diag" else 1
+        tile += sums * config.block_k * problem.block_d
+    return tile // (32 * config.num_warps)
+
+
+def fits(problem: Problem, config: Config, shared_limit: int) -> bool:
+    """Whether a program of this shape can be expected to run without spilling."""
+    within = accumulators(problem, config) <= MAX_ACCUMULATORS
+    return within and shared_bytes(problem, config) <= shared_limit
+
+
+def grid(job: str) -> list[Config]:
+    """All shapes considered, the most promising first."""
+    shapes = {
+        4: [(128, 64), (64, 64), (64, 128), (128, 32), (64, 32), (32, 64), (32, 32), (16, 16)],
+        8: [(256, 64), (128, 128), (64, 128), (128, 64), (256, 128)],
+    }
+    order = [(8, 3), (4, 3), (8, 2), (4, 2), (4, 1)]
+    rest = [Config(n, k, warps, stages) for warps, stages in order for n, k in shapes[warps]]
+    return [FIRST[job], *(config for config in rest if config != FIRST[job])]
+
+
+def candidates(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> list[Config]:
+    """At most 24 configurations worth timing; never empty."""
+    good = [c for c in grid(problem.job) if fits(problem, c, shared_limit)]
+    return good[:MAX_CANDIDATES] or [Config(16, 16, 4, 1)]
+
+
+def default(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> Config:
+    """The configuration for a GPU or a shape that was never measured."""
+    return candidates(problem, shared_limit)[0]
+
+
+def file_name(gpu: str) -> str:
+    """Name of the JSON file of a GPU as its driver spells it."""
+    return "-".join(gpu.lower().split()) + ".json"
+
+
+@cache
+def winners(gpu: str) -> dict[Problem, Config]:
+    """Measured winners of a GPU; empty when there is no file for it.
+
+    Raises
+    ------
+    ValueError
+        When the file is not in the format that `save_winners` writes.
+    """
+    path = Path(__file__).parent / "tuned" / file_name(gpu)
+    if not path.is_file():
+        return {}
+    try:
+        entries = json.loads(path.read_text())["winners"]
+        return {Problem(**e["problem"]): Config(**e["config"]) for e in entries}
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a file of tuning winners: {error}") from error
+
+
+def save_winners(path: Path, measured: dict[Problem, tuple[Config, float]], about: dict) -> None:
+    """Write winners and their times in milliseconds; `about` names GPU, date and versions."""
+    entries = [
+        {"problem": asdict(problem), "config": asdict(config), "ms": round(ms, 4)}
+        for problem, (config, ms) in sorted(measured.items(), key=lambda item: repr(item[0]))
+    ]
+    path.write_text(json.dumps({**about, "winners": entries}, indent=1) + "\n")
+
+
+def choose(problem: Problem, gpu: str = "", shared_limit: int = SAFE_SHARED_BYTES) -> Config:
+    """The measured winner with the nearest number of components, else the default."""
+    near = {
+        abs(p.n_components.bit_length() - problem.n_components.bit_length()): config
+        for p, config in winners(gpu).items()
+        if (p.job, p.covariance_type, p.mode, p.block_d)
+        == (problem.job, problem.covariance_type, problem.mode, problem.block_d)
+        and fits(p, config, shared_limit)
+    }
+    return near[min(near)] if near else default(problem, shared_limit)
