@@ -49,6 +49,10 @@ class Probing:
     def __init__(self, ivf: Any):
         self._ivf = ivf
         self._has_warned = False
+        # In mode 0 FAISS spreads queries over threads in `search` only, and `search_preassigned`
+        # runs on one thread; mode 3 spreads them in both.
+        if ivf.parallel_mode == 0:
+            ivf.parallel_mode = 3
 
     def options(self, params: Any) -> ProbeOptions:
         """Options of one search.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from gmm_ivf.engine import Engine
@@ -158,7 +159,8 @@ def _chosen_rows(
     if not plusplus:
         chosen = rng.choice(n, n_components, replace=False)
         return torch.from_numpy(chosen).to(sample.device)
-    _, chosen = kmeans_plusplus(sample.cpu().numpy(), n_components, random_state=rng)
+    with threadpool_limits(1):
+        _, chosen = kmeans_plusplus(sample.cpu().numpy(), n_components, random_state=rng)
     return torch.from_numpy(np.asarray(chosen, np.int64)).to(sample.device)
 
 
@@ -191,11 +193,13 @@ def _kmeans_centers(
 
 
 def _sklearn_centers(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
+    """k-means by scikit-learn; on one thread, since several add in an order that changes."""
     kmeans = KMeans(n_components, n_init=1, random_state=rng)  # type: ignore[arg-type]
     with warnings.catch_warnings():
         # Of fewer distinct samples than clusters the mixture warns itself.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        kmeans.fit(sample.cpu().numpy())
+        with threadpool_limits(1):
+            kmeans.fit(sample.cpu().numpy())
     return torch.from_numpy(kmeans.cluster_centers_).to(sample.device)
 
 
