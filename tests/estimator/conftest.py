@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from gmm_ivf import seeding
+
 KINDS = ("spherical", "diag", "tied", "full")
 
 
@@ -26,6 +28,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 def blobs() -> Callable[..., np.ndarray]:
     """``blobs(n, d, k, spread, seed)``: float64 samples around k centres."""
     return _blobs
+
+
+@pytest.fixture(params=["sklearn", "ours"])
+def kmeans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which k-means starts a fit: scikit-learn's, as on small data, or that for large data."""
+    if request.param == "ours":
+        monkeypatch.setattr(seeding, "_SMALL_ELEMENTS", 0)
+    return request.param
 
 
 @pytest.fixture

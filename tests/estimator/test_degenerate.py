@@ -37,7 +37,7 @@ def test_gm_g10_fewer_distinct_points(kind, dtype, init_params):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gm_g10_two_of_five_components_stay_empty(kind, dtype):
+def test_gm_g10_two_of_five_components_stay_empty(kind, dtype, kmeans):
     X = np.repeat(np.array([[0, 0], [5, 1], [-3, 7]], dtype=dtype), 100, axis=0)
     model = GaussianMixture(5, covariance_type=kind, random_state=0)
     with pytest.warns(ConvergenceWarning, match="2 of 5 components hold no samples"):
@@ -62,7 +62,7 @@ def test_gm_g10_without_a_ridge_is_an_error(kind, dtype):
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1e6 / 3, 1e20, 1e-20])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [1, 3])
-def test_all_points_equal(kind, value, dtype, k):
+def test_all_points_equal(kind, value, dtype, k, kmeans):
     X = np.full((40, 3), value, dtype=dtype)
     model = quiet_fit(X, k, covariance_type=kind)
     assert_sane(model, X)
@@ -138,7 +138,7 @@ def test_fewer_samples_than_components(kind, n, k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_as_many_components_as_samples(kind, dtype):
+def test_as_many_components_as_samples(kind, dtype, kmeans):
     X = np.random.default_rng(0).standard_normal((12, 2)).astype(dtype)
     model = quiet_fit(X, 12, covariance_type=kind)
     assert_sane(model, X)
@@ -168,7 +168,7 @@ def test_one_component_is_mean_and_covariance(kind, dtype, d):
 
 @pytest.mark.parametrize("k", [63, 65, 1000, 1025])
 @pytest.mark.parametrize("kind", ["spherical", "diag", "tied"])
-def test_gm_g20_every_id_is_a_component(kind, k):
+def test_gm_g20_every_id_is_a_component(kind, k, kmeans):
     """All log-densities negative (large D), K beside powers of two."""
     X = 100 * np.random.default_rng(0).standard_normal((1100, 8)).astype(np.float32)
     model = quiet_fit(X, k, covariance_type=kind, max_iter=2, reg_covar=100.0)

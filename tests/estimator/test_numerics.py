@@ -88,6 +88,14 @@ def test_extreme_scales(blobs, kind, dtype, scale):
     assert_allclose(bare.covariances_ / scale / scale, plain.covariances_, rtol=1e-3, atol=1e-3)
 
 
+def test_scales_whose_squares_vanish(blobs, kind):
+    model = fit(blobs() * 1e-200, covariance_type=kind)
+    assert np.isfinite(model.score_samples(blobs() * 1e-200)).all()
+    diagonal = model.covariances_
+    diagonal = diagonal if kind in ("spherical", "diag") else np.linalg.eigvalsh(diagonal)
+    assert_allclose(diagonal, 1e-6)
+
+
 def test_values_too_large_for_squares(blobs, kind):
     with pytest.raises(ValueError, match="scale the input data below 1e\\+140"):
         fit(blobs() * 1e200, covariance_type=kind)
@@ -96,7 +104,7 @@ def test_values_too_large_for_squares(blobs, kind):
     assert np.isfinite(model.lower_bound_)
 
 
-def test_one_cluster_far_away(blobs, kind):
+def test_one_cluster_far_away(blobs, kind, kmeans):
     X = blobs(n=300, d=2, k=2, spread=6.0)
     far = np.concatenate([X, [[1e7, -1e7]] + 0.1 * X[:20]])
     for dtype in (np.float64, np.float32):
@@ -129,7 +137,7 @@ def test_gm_g2_ill_conditioned(kind, condition, dtype):
     assert_allclose(model.score_samples(X).astype(np.float64), wanted, atol=tolerance, rtol=1e-6)
 
 
-def test_tight_clusters_in_float32_without_a_ridge(kind):
+def test_tight_clusters_in_float32_without_a_ridge(kind, kmeans):
     """The start must not lose variances of 1e-10 of the squared range, nor the iterations."""
     rng = np.random.default_rng(0)
     X = np.concatenate([c + 0.01 * rng.standard_normal((200, 2)) for c in (-1000, 1000)])

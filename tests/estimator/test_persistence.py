@@ -176,6 +176,21 @@ def test_an_interrupted_save_keeps_the_old_file(model, overlapping, tmp_path, mo
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+def test_the_old_file_stays_until_the_new_one_takes_its_place(model, tmp_path, monkeypatch):
+    path = tmp_path / "m"
+    model.save(path)
+    before = path.read_bytes()
+
+    def refused(source, target):
+        assert path.read_bytes() == before
+        raise OSError("no")
+
+    monkeypatch.setattr(params.os, "replace", refused)
+    with pytest.raises(OSError, match="no"):
+        model.save(path)
+    assert path.read_bytes() == before
+
+
 def test_a_save_replaces(model, overlapping, tmp_path):
     path = tmp_path / "m"
     model.save(path)

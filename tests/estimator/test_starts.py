@@ -33,7 +33,7 @@ def test_every_start_reaches_separated_clusters(blobs, kind, method):
     assert_allclose(np.bincount(model.predict(X)), [97, 101, 102], atol=20)
 
 
-def test_the_kmeans_start_is_the_m_step_of_the_hard_assignment(blobs, kind):
+def test_the_kmeans_start_is_the_m_step_of_the_hard_assignment(blobs, kind, kmeans):
     X = blobs(n=300, d=3, k=3, spread=12.0)
     options = {"covariance_type": kind, "random_state": 0, "reg_covar": 1e-3}
     model = quiet_fit(GaussianMixture(3, max_iter=0, **options), X)
