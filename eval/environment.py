@@ -6,6 +6,7 @@ import subprocess
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ def set_threads(threads: int) -> None:
     import torch
     from threadpoolctl import ThreadpoolController
 
-    faiss = require_faiss()
+    if find_spec("faiss"):
+        require_faiss().omp_set_num_threads(threads)
     # FAISS brings an OpenBLAS of its own, which shares its OpenMP threads and keeps them.
     ThreadpoolController().select(threading_layer="pthreads").limit(limits=1)
     torch.set_num_threads(threads)
-    faiss.omp_set_num_threads(threads)
 
 
 def resolve_device(device: str) -> str:
@@ -83,7 +84,7 @@ def stamp(threads: int, device: str) -> dict[str, Any]:
         JSON types only. ``commit`` is None outside a git checkout and ends in "-dirty" when
         tracked files differ from it.
     """
-    faiss = require_faiss()
+    faiss = require_faiss() if find_spec("faiss") else None
     gpu = None
     if device == "cuda":
         import torch
@@ -93,8 +94,9 @@ def stamp(threads: int, device: str) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES} | {"faiss": faiss.__version__},
-        "faiss_options": faiss.get_compile_options().strip(),
+        "packages": {name: _version(name) for name in _PACKAGES}
+        | {"faiss": faiss.__version__ if faiss else None},
+        "faiss_options": faiss.get_compile_options().strip() if faiss else None,
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": usable_cores(),

@@ -51,7 +51,7 @@ class Engine:
         self.mode = candidates[0]
         self.reach: Mapping[torch.dtype, float] = DATA_REACH
         self._resident: dict[torch.dtype, Tensor] = {}
-        self._scatter: Tensor | None = None
+        self._scatters: dict[str, Tensor] = {}
 
     def tile_rows(self, n_components: int) -> int:
         """Rows of a tile for so many components."""
@@ -104,7 +104,7 @@ class Engine:
         return torch_backend.e_step(
             (tile for _, tile in self.tiles(size, dtype)),
             prepared,
-            self.total_scatter(dtype) if components.covariance_type == "tied" else None,
+            self.total_scatter(self.mode) if components.covariance_type == "tied" else None,
             respond,
         )
 
@@ -114,12 +114,16 @@ class Engine:
         self.candidates = self.candidates[-1:]
         return changed
 
-    def total_scatter(self, dtype: torch.dtype) -> Tensor:
-        """`torch_backend.scatter` of all samples, computed once."""
-        if self._scatter is None:
-            tiles = (tile for _, tile in self.tiles(self.tile_rows(1), dtype))
-            self._scatter = torch_backend.scatter(tiles, self.rows.d, self.device)
-        return self._scatter
+    def total_scatter(self, mode: str) -> Tensor:
+        """`torch_backend.scatter` of all samples as the mode rounds them, computed once."""
+        if mode not in self._scatters:
+            dtype = torch_backend.compute_dtype(mode)
+            tiles = (
+                torch_backend.round_operand(tile, mode)
+                for _, tile in self.tiles(self.tile_rows(1), dtype)
+            )
+            self._scatters[mode] = torch_backend.scatter(tiles, self.rows.d, self.device)
+        return self._scatters[mode]
 
     def sample(self, size: int, rng: np.random.RandomState, mode: str) -> Tensor:
         """`size` distinct samples (or all) in the frame, in the order of the source."""

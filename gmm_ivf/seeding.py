@@ -23,14 +23,13 @@ _SMALL_ELEMENTS = 1 << 22
 _SAMPLES_PER_COMPONENT = 256
 _SAMPLE_ELEMENTS = 1 << 28
 _COLUMN_ELEMENTS = 1 << 24
+_SUM_ROWS = 1 << 14
 _LLOYD_ITERATIONS = 25
 _LLOYD_TOLERANCE = 1e-4
 # Squared distances within clusters stand out from rounding by so much, on average, or k-means is
 # done again in the next precision.
 _RESOLVED = 100
-# Seeding by k-means++ takes one pass for each component. Beyond this many it would outlast k-means
-# itself, and random rows, which FAISS starts from, serve as well.
-_PLUSPLUS_COMPONENTS = 1024
+# k-means++ takes a pass for each component, and few samples serve as well as all.
 _PLUSPLUS_SAMPLES_PER_COMPONENT = 16
 
 
@@ -102,8 +101,7 @@ def _of_single_samples(engine: Engine, reference: Components) -> Statistics:
     means = reference.means
     s2 = torch.zeros_like(reference.covariances)
     if reference.covariance_type == "tied":
-        dtype = torch_backend.compute_dtype(engine.candidates[0])
-        s2 = engine.total_scatter(dtype) * (len(means) / engine.rows.n)
+        s2 = engine.total_scatter(engine.candidates[0]) * (len(means) / engine.rows.n)
     return Statistics(means.new_zeros(()), means.new_ones(len(means)), torch.zeros_like(means), s2)
 
 
@@ -165,12 +163,32 @@ def _chosen_rows(
 
 
 def _first_centers(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
-    plusplus = 1 < n_components <= _PLUSPLUS_COMPONENTS
+    """Rows to start k-means from: k-means++ on a part of the sample."""
     size = _PLUSPLUS_SAMPLES_PER_COMPONENT * n_components
-    if plusplus and size < len(sample):
+    if size < len(sample):
         picked = np.sort(rng.choice(len(sample), size, replace=False))
         sample = sample[torch.from_numpy(picked).to(sample.device)]
-    return sample[_chosen_rows(sample, n_components, plusplus, rng)]
+    return sample[_spread_rows(sample, n_components, rng)]
+
+
+def _spread_rows(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:
+    """Indices of rows drawn one after another by k-means++, without waiting for the device.
+
+    A row is drawn with probability proportional to its squared distance from those before: the
+    largest of ``distance / e`` is, for independent exponential e.
+    """
+    noise = torch.Generator(sample.device).manual_seed(int(rng.randint(2**31)))
+    squares = sample.square().sum(1)
+    closest = torch.ones_like(squares)
+    rows = torch.empty(n_components, dtype=torch.int64, device=sample.device)
+    for number in range(n_components):
+        race = torch.empty_like(closest).exponential_(generator=noise)
+        row = (closest / race).argmax()
+        rows[number] = row
+        distance = (squares + squares[row] - 2 * (sample @ sample[row])).clamp_min_(0)
+        closest = distance if number == 0 else torch.minimum(closest, distance)
+        closest[row] = 0
+    return rows
 
 
 def _kmeans_centers(
@@ -235,10 +253,15 @@ def _assign(sample: Tensor, centers: Tensor, size: int) -> tuple[Tensor, Tensor]
 def _sums_by_label(sample: Tensor, label: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
     """Sum and count of the samples of each label, float64; added in a fixed order.
 
-    Sorted runs rather than `index_add_`, whose order on a GPU is up to the hardware.
+    On a GPU sorted runs, since the order of `index_add_` there is up to the hardware.
     """
-    order = torch.argsort(label, stable=True)
     counts = torch.bincount(label, minlength=n_components)
+    if sample.device.type == "cpu":
+        sums = torch.zeros(n_components, sample.shape[1], dtype=torch.float64)
+        for part, of in zip(sample.split(_SUM_ROWS), label.split(_SUM_ROWS), strict=True):
+            sums.index_add_(0, of, part.double())
+        return sums, counts.double()
+    order = torch.argsort(label, stable=True)
     columns = sample.split(max(1, _COLUMN_ELEMENTS // len(sample)), dim=1)
     sums = [
         torch.segment_reduce(part[order].double(), "sum", lengths=counts, axis=0)
