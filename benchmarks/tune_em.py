@@ -40,8 +40,9 @@ def make_case(kind: str, n: int, k: int, d: int) -> tuple[torch.Tensor, Componen
         noise = torch.randn(tile.shape, generator=generator, device="cuda")
         tile.copy_(means[pick] + 0.5**0.5 * noise)
     half = torch.tensor(0.5, dtype=torch.float64, device="cuda")
-    shapes = {"spherical": half.expand(k), "diag": half.expand(k, d)}
-    covariances = shapes.get(kind, half * torch.eye(d, dtype=torch.float64, device="cuda"))
+    ball = half * torch.eye(d, dtype=torch.float64, device="cuda")
+    shapes = {"spherical": half.expand(k), "diag": half.expand(k, d), "tied": ball}
+    covariances = shapes.get(kind, ball.expand(k, d, d))
     weights = torch.full((k,), 1.0 / k, dtype=torch.float64, device="cuda")
     return x, Components.from_covariances(kind, weights, means.double(), covariances)
 
@@ -106,10 +107,12 @@ def tasks_of(args: argparse.Namespace) -> list[tuple[tuple, int]]:
     for case in args.case:
         kind, mode, *sizes = case.split(":")
         n, k, d = map(int, sizes)
-        fused = is_fused(kind, d)
+        fused = is_fused(kind, mode, d)
         for job in args.jobs or (["shifted", "moment"] if fused else ["logit", "sum"]):
             name = "row" if job == "shifted" else job
-            problem = tuning.Problem(name, kind, mode, k, padded_features(d, is_fused(kind, d)))
+            problem = tuning.Problem(
+                name, kind, mode, k, padded_features(d, is_fused(kind, mode, d))
+            )
             configs = tuning.candidates(problem, shared)
             if args.config:
                 configs = [tuning.Config(*map(int, c.split(","))) for c in args.config]
@@ -146,7 +149,7 @@ def save(rows: list[dict]) -> None:
         if "ms" not in row or row["job"] == "row":
             continue
         job = "row" if row["job"] == "shifted" else row["job"]
-        block_d = padded_features(row["d"], is_fused(row["kind"], row["d"]))
+        block_d = padded_features(row["d"], is_fused(row["kind"], row["mode"], row["d"]))
         problem = tuning.Problem(job, row["kind"], row["mode"], row["k"], block_d)
         if problem not in best or row["ms"] < best[problem][1]:
             best[problem] = (tuning.Config(*row["config"]), row["ms"])

@@ -82,21 +82,23 @@ def normalise_kernel(
     top, total,  # (tiles, chunk)
     norm,  # (rows,) written
     start, n, chunk, tiles,
-    BLOCK_N: tl.constexpr,
+    SUMMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Log-normalisers of a chunk from the sums of its tiles."""
+    """Log-normalisers of a chunk from the sums of its tiles; without SUMMED a sum is 1."""
     local = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.arange(0, BLOCK_T)
+    inside = (local < chunk)[None, :]
     largest = tl.full((BLOCK_N,), LOWEST, tl.float32)
-    at = local.to(tl.int64)
-    for _ in range(tiles):
-        largest = tl.maximum(largest, tl.load(top + at, mask=local < chunk, other=0.0))
-        at += chunk
     summed = tl.zeros((BLOCK_N,), tl.float32)
-    at = local.to(tl.int64)
-    for _ in range(tiles):
-        part = tl.load(total + at, mask=local < chunk, other=1.0)
-        summed += part * tl.exp2(tl.load(top + at, mask=local < chunk, other=0.0) - largest)
-        at += chunk
+    for t0 in range(0, tiles, BLOCK_T):
+        mask = inside & (t0 + part < tiles)[:, None]
+        at = (t0 + part)[:, None].to(tl.int64) * chunk + local[None, :]
+        tops = tl.load(top + at, mask=mask, other=LOWEST)
+        sums = tl.load(total + at, mask=mask, other=0.0) if SUMMED else 1.0
+        new = tl.maximum(largest, tl.max(tops, axis=0))
+        summed *= tl.exp2(largest - new)
+        summed += tl.sum(sums * tl.exp2(tops - new[None, :]), axis=0)
+        largest = new
     rows = start + local
     tl.store(norm + rows, largest + tl.log2(summed), mask=(rows < n) & (local < chunk))
 

@@ -141,7 +141,11 @@ def e_step(
     shift: Tensor | None = None,
     configs: Configs = None,
 ) -> tuple[Rows, Statistics]:
-    """`row_pass` and `accumulate`; above 256 features (128 diag) it computes the logits once."""
+    """`row_pass` and `accumulate` in one.
+
+    Where no kernel holds all features on chip (over 256, 128 for diag; full; mode fp32) it computes
+    the logits once, where the two calls compute them twice.
+    """
     check_match(samples, prepared)
     if prepared.fused:
         rows = row_pass(samples, prepared, shift=shift, configs=configs)

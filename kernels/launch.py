@@ -41,7 +41,8 @@ class Sums:
     first : Tensor of shape (K, D)
         r x
     second : Tensor
-        r |x|^2, (K,), for spherical; r x^2, (K, D), for diag; unused by tied.
+        r |x|^2, (K,), for spherical; r x^2, (K, D), for diag; for full r (x - mean)(x - mean)^T,
+        (K, D, D), already about the means; unused by tied.
     """
 
     count: Tensor
@@ -121,6 +122,8 @@ def about_means(samples: Samples, rows: Rows, prepared: Prepared, sums: Sums) ->
         s2 = scattered - cross - cross.T + (s0[:, None] * means).T @ means
         factor = c.precisions_cholesky
         log_likelihood = log_likelihood - torch.sum((factor.T @ scattered) * factor.T) / 2
+    elif c.covariance_type == "full":
+        s2 = sums.second
     else:
         moved = means * (2 * s1 + s0[:, None] * means)
         s2 = sums.second - (moved.sum(1) if c.covariance_type == "spherical" else moved)

@@ -37,7 +37,7 @@ NORM_SCALE = 64.0
 COLUMN_STEP = 16
 COMPONENT_STEP = 128
 MAX_FEATURES = 4096
-FUSED_FEATURES = {"spherical": 256, "tied": 256, "diag": 128}
+FUSED_FEATURES = {"spherical": 256, "tied": 256, "diag": 128, "full": 0}
 # Largest entry of scaled components: room for products in float16, none lost to underflow.
 SCALED_MAX = 1024.0
 
@@ -92,8 +92,10 @@ class Prepared:
         For the kernels that keep all features of a component on chip, else for the chunked ones.
     linear : Tensor of shape (P, K', D')
         What the row is multiplied by, in the storage type; for the chunked kernels its tail too.
+        full: the means, float32.
     quadratic : Tensor of shape (P, K', D')
-        diag: what the squares of the row are multiplied by. Otherwise `linear` itself.
+        diag: what the squares of the row are multiplied by. full: the upper triangular factors
+        of the precisions, (P, K, side, side). Otherwise `linear` itself.
     tail : Tensor of shape (K', 16)
         What the tail of a row is multiplied by: minus its half norm.
     gain, offset : Tensor of shape (K',), float32
@@ -119,9 +121,12 @@ def check_mode(mode: str) -> None:
         )
 
 
-def is_fused(covariance_type: str, d: int) -> bool:
-    """Whether the moments of a block of components fit into registers."""
-    return d <= FUSED_FEATURES[covariance_type]
+def is_fused(covariance_type: str, mode: str, d: int) -> bool:
+    """Whether the moments of a block of components fit into registers.
+
+    Float32 products have no matrix unit: all features of a tile at once do not fit.
+    """
+    return mode != "fp32" and d <= FUSED_FEATURES[covariance_type]
 
 
 def padded_features(d: int, fused: bool) -> int:
@@ -239,6 +244,29 @@ def _tied(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return linear, linear, gain[:, 0], -white.square().sum(0) / (2 * LOG2E)
 
 
+def _full(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    factor = c.precisions_cholesky
+    d = factor.shape[-1]
+    scale = _scale(factor.abs().amax((1, 2)))
+    side = full_side(d)
+    padded = torch.nn.functional.pad(factor / scale[:, None, None], (0, side - d, 0, side - d))
+    rounded = split(padded, mode)
+    # The determinant of the rounded factor: the errors of its diagonal then cancel.
+    pivots = (rounded.double().sum(0).diagonal(dim1=1, dim2=2)[:, :d] * scale[:, None]).abs()
+    change = pivots.log2() - factor.diagonal(dim1=1, dim2=2).abs().log2()
+    return c.means.float()[None], rounded, scale.square() * LOG2E / 2, change.sum(1)
+
+
+def full_block(d: int) -> int:
+    """Features of a tile of the kernels for full covariances."""
+    return min(64, max(COLUMN_STEP, 1 << (d - 1).bit_length()))
+
+
+def full_side(d: int) -> int:
+    """Rows and columns of a staged factor."""
+    return -(-d // full_block(d)) * full_block(d)
+
+
 def prepare(components: Components, mode: str, *, fused: bool | None = None) -> Prepared:
     """Constants of each component in the storage type and in base 2, on the components' device.
 
@@ -252,19 +280,14 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
     Raises
     ------
     ValueError
-        For a mode or a covariance type that the kernels do not have.
+        For a mode that the kernels do not have.
     """
     check_mode(mode)
-    build = {"spherical": _spherical, "diag": _diag, "tied": _tied}
-    if components.covariance_type not in build:
-        raise ValueError(
-            f"covariance_type={components.covariance_type!r} has no Triton kernel; "
-            f"those of {sorted(build)} have one. Use backend='torch'."
-        )
+    build = {"spherical": _spherical, "diag": _diag, "tied": _tied, "full": _full}
     kind, (k, d) = components.covariance_type, components.means.shape
     linear, quadratic, gain, radius = build[kind](components, mode)
     offset = (components.log_constants() * LOG2E + radius).clamp_min(NEVER)
-    fused = is_fused(kind, d) if fused is None else fused
+    fused = is_fused(kind, mode, d) if fused is None else fused
     more, wide = -k % COMPONENT_STEP, padded_features(d, fused)
     shared = quadratic is linear
 
@@ -275,14 +298,14 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
     tail = torch.zeros(k + more, TAIL_COLUMNS, dtype=linear.dtype, device=linear.device)
     if kind == "spherical":
         tail[:, 1:4] = -NORM_SCALE
-    if not fused:
+    if not fused and kind != "full":
         linear[0, :, sample_width(d) : sample_width(d) + TAIL_COLUMNS] = tail
     return Prepared(
         components,
         mode,
         fused,
         linear,
-        linear if shared else pad(quadratic),
+        linear if shared else pad(quadratic) if kind == "diag" else quadratic,
         tail,
         torch.nn.functional.pad(gain.float(), (0, more)),
         torch.nn.functional.pad(offset.float(), (0, more), value=NEVER),

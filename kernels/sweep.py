@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmm_ivf.kernels import chunked
+from gmm_ivf.kernels import chunked, covariance
 from gmm_ivf.kernels.launch import Configs, Rows, Sums, config_for, device_limits, specialise, total
-from gmm_ivf.kernels.operands import NORM_SCALE, ROW_STEP, Prepared, Samples
+from gmm_ivf.kernels.operands import NEVER, NORM_SCALE, ROW_STEP, Prepared, Samples, full_block
 from gmm_ivf.kernels.tuning import SUM_BLOCK_D, chunk_block_d
 
 # Scratch for a chunk: small enough to stay in a large L2 cache, at least MIN_CHUNK rows.
@@ -16,7 +16,13 @@ MIN_CHUNK = 2048
 # Rows per program of the kernel that scales powers; block sizes of the two that read whole rows.
 STREAM_ROWS = 32
 TOP: dict[str, Any] = {"BLOCK_N": 8, "BLOCK_K": 128, "num_warps": 4}
-NORMALISE: dict[str, Any] = {"BLOCK_N": 64, "num_warps": 2}
+NORMALISE: dict[str, Any] = {"BLOCK_N": 32, "BLOCK_T": 8, "num_warps": 2}
+# Rows of a tile of distances from one component; the transposition of their powers.
+FULL_ROWS = 128
+SHARE: dict[str, Any] = {"BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4}
+# Rows per step of the scatter, and programs of it wanted per multiprocessor.
+SCATTER_ROWS = 64
+SCATTER_WAVES = 4
 # Programs of the moment sums wanted per multiprocessor.
 WAVES = 2
 
@@ -55,8 +61,9 @@ class _Sweep:
 
     def normalise(self, start: int, chunk: int, norm: Tensor) -> None:
         grid = (-(-chunk // NORMALISE["BLOCK_N"]),)
+        flags: dict[str, Any] = {"SUMMED": True, **NORMALISE}
         chunked.normalise_kernel[grid](
-            self.top, self.total, norm, start, self.samples.n, self.chunk, self.tiles, **NORMALISE
+            self.top, self.total, norm, start, self.samples.n, self.chunk, self.tiles, **flags
         )
 
     def scale(self, start: int, chunk: int, norm: Tensor) -> None:
@@ -64,6 +71,49 @@ class _Sweep:
         block_k: Any = self.config.block_k
         chunked.scale_kernel[(self.tiles, chunk // STREAM_ROWS)](
             self.out, self.top, norm, start, self.chunk, self.k, block_n, block_k
+        )
+
+
+class _FullSweep(_Sweep):
+    """The same for full covariances, whose tiles are single components."""
+
+    def __init__(self, samples: Samples, prepared: Prepared, configs: Configs, dtype: torch.dtype):
+        super().__init__(samples, prepared, configs, dtype)
+        self.components = prepared.components.means.shape[0]
+        # Components past the last are never written: zero responsibilities to begin with.
+        self.out.zero_()
+        self.top = self.top.new_empty(self.components, self.chunk)
+        self.side = prepared.quadratic.shape[-1]
+        self.block = full_block(samples.n_features)
+        self.flags: dict[str, Any] = {
+            "MODE": prepared.mode, "EVEN_D": self.side == samples.width,
+            "BLOCK_D": self.block, "num_warps": 4, "num_stages": 3,
+        }  # fmt: skip
+
+    def logits(self, start: int, chunk: int, output: str) -> None:
+        s, p = self.samples, self.prepared
+        factor_part = self.components * self.side**2 * (self.parts - 1)
+        flags = {**self.flags, "BLOCK_N": FULL_ROWS}
+        covariance.distance_kernel[(self.components, chunk // FULL_ROWS)](
+            s.values, p.linear, p.quadratic, p.gain, p.offset, self.top,
+            start, self.chunk, s.width, self.stride, self.wide, self.side,
+            self.rows * self.stride * (self.parts - 1), factor_part, **flags,
+        )  # fmt: skip
+        if output == "logits":
+            self.out[:chunk, self.components :] = NEVER
+            self.out[:chunk, : self.components] = self.top[:, :chunk].T
+
+    def normalise(self, start: int, chunk: int, norm: Tensor) -> None:
+        grid = (-(-chunk // NORMALISE["BLOCK_N"]),)
+        flags: dict[str, Any] = {"SUMMED": False, **NORMALISE}
+        chunked.normalise_kernel[grid](
+            self.top, self.top, norm, start, self.samples.n, self.chunk, self.components, **flags
+        )
+
+    def scale(self, start: int, chunk: int, norm: Tensor) -> None:
+        grid = (-(-self.components // SHARE["BLOCK_K"]), chunk // SHARE["BLOCK_N"])
+        covariance.share_kernel[grid](
+            self.top, norm, self.out, start, self.chunk, self.components, self.k, **SHARE
         )
 
 
@@ -102,9 +152,47 @@ class _Moments:
         return Sums(sums[:, width], sums[:, :d], second)
 
 
+class _FullMoments(_Moments):
+    """The same for full covariances, with the scatter of each component about its mean."""
+
+    def __init__(self, sweep: _FullSweep):
+        super().__init__(sweep)
+        self.full = sweep
+        tiles = (sweep.side // sweep.block) ** 2
+        wanted = SCATTER_WAVES * device_limits(self.s1.device)[2] // (sweep.components * tiles)
+        self.scatter_slab = -(-sweep.chunk // max(1, wanted) // ROW_STEP) * ROW_STEP
+        self.scatter_grid = (sweep.components, tiles)
+        slabs = -(-sweep.chunk // self.scatter_slab)
+        self.s2 = self.s1.new_zeros(slabs, sweep.components, sweep.side, sweep.side)
+
+    def add(self, start: int, chunk: int) -> None:
+        super().add(start, chunk)
+        sweep, prepared = self.full, self.full.prepared
+        flags = {**sweep.flags, "BLOCK_N": SCATTER_ROWS}
+        covariance.scatter_kernel[(*self.scatter_grid, -(-chunk // self.scatter_slab))](
+            sweep.samples.values, prepared.linear, sweep.out, self.s2,
+            start, chunk, self.scatter_slab, sweep.components, sweep.k, sweep.samples.width,
+            sweep.stride, sweep.wide, sweep.side, sweep.rows * sweep.stride * (sweep.parts - 1),
+            **flags,
+        )  # fmt: skip
+
+    def totals(self) -> Sums:
+        sums = super().totals()
+        d = self.sweep.samples.n_features
+        upper = self.s2.sum(0, dtype=torch.float64)[:, :d, :d].triu()
+        return Sums(sums.count, sums.first, upper + upper.triu(1).mT)
+
+
+def _sweep(
+    samples: Samples, prepared: Prepared, configs: Configs, dtype: torch.dtype | None = None
+) -> _Sweep:
+    kind = _FullSweep if prepared.components.covariance_type == "full" else _Sweep
+    return kind(samples, prepared, configs, dtype or samples.values.dtype)
+
+
 def sweep_rows(samples: Samples, prepared: Prepared, configs: Configs = None) -> Rows:
     """Log-normalisers only."""
-    sweep = _Sweep(samples, prepared, configs, samples.values.dtype)
+    sweep = _sweep(samples, prepared, configs)
     norm = samples.empty_rows()
     for start, chunk in sweep.chunks():
         sweep.logits(start, chunk, "sums")
@@ -116,9 +204,9 @@ def sweep_sums(
     samples: Samples, prepared: Prepared, rows: Rows | None, configs: Configs = None
 ) -> tuple[Rows, Sums]:
     """Sums about the origin, and the log-normalisers unless they are given."""
-    sweep = _Sweep(samples, prepared, configs, samples.values.dtype)
+    sweep = _sweep(samples, prepared, configs)
     norm = rows.norm if rows else samples.empty_rows()
-    moments = _Moments(sweep)
+    moments = _FullMoments(sweep) if isinstance(sweep, _FullSweep) else _Moments(sweep)
     for start, chunk in sweep.chunks():
         sweep.logits(start, chunk, "powers")
         if rows is None:
@@ -132,7 +220,7 @@ def sweep_top(
     samples: Samples, prepared: Prepared, m: int, configs: Configs = None
 ) -> tuple[Rows, Tensor, Tensor]:
     """Log-normalisers, and the m best components with their log-posteriors, (N, m)."""
-    sweep = _Sweep(samples, prepared, configs, torch.float32)
+    sweep = _sweep(samples, prepared, configs, torch.float32)
     norm = samples.empty_rows()
     components, device = prepared.components.means.shape[0], norm.device
     ids = torch.full((samples.n, m), -1, dtype=torch.int64, device=device)

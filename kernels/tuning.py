@@ -37,6 +37,8 @@ FIRST = {
     "logit": Config(256, 128, 8, 3),
     "sum": Config(64, 128, 4, 3),
 }
+# Float32 products run on the ordinary units, which large tiles make spill.
+FIRST_FP32 = {**FIRST, "logit": Config(128, 64, 4, 2), "sum": Config(32, 64, 4, 2)}
 
 
 @dataclass(frozen=True)
@@ -106,20 +108,21 @@ def fits(problem: Problem, config: Config, shared_limit: int) -> bool:
     return within and shared_bytes(problem, config) <= shared_limit
 
 
-def grid(job: str) -> list[Config]:
+def grid(job: str, mode: str) -> list[Config]:
     """All shapes considered, the most promising first."""
+    first = (FIRST_FP32 if mode == "fp32" else FIRST)[job]
     shapes = {
         4: [(128, 64), (64, 64), (64, 128), (128, 32), (64, 32), (32, 64), (32, 32), (16, 16)],
         8: [(256, 64), (128, 128), (64, 128), (128, 64), (256, 128)],
     }
     order = [(8, 3), (4, 3), (8, 2), (4, 2), (4, 1)]
     rest = [Config(n, k, warps, stages) for warps, stages in order for n, k in shapes[warps]]
-    return [FIRST[job], *(config for config in rest if config != FIRST[job])]
+    return [first, *(config for config in rest if config != first)]
 
 
 def candidates(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> list[Config]:
     """At most 24 configurations worth timing; never empty."""
-    good = [c for c in grid(problem.job) if fits(problem, c, shared_limit)]
+    good = [c for c in grid(problem.job, problem.mode) if fits(problem, c, shared_limit)]
     return good[:MAX_CANDIDATES] or [Config(16, 16, 4, 1)]
 
 

@@ -42,6 +42,9 @@ def make_components(kind: str, k: int, d: int, generator: torch.Generator) -> Co
         covariances = 0.5 + rand(k)
     elif kind == "diag":
         covariances = 0.5 + rand(k, d)
+    elif kind == "full":
+        root = torch.randn(k, d, d, generator=generator, dtype=torch.float64) / d**0.5
+        covariances = 0.5 * torch.eye(d, dtype=torch.float64) + root @ root.mT / 2
     else:
         root = torch.randn(d, d, generator=generator, dtype=torch.float64) / d**0.5
         covariances = 0.5 * torch.eye(d, dtype=torch.float64) + root @ root.T / 2
@@ -96,17 +99,34 @@ def check(kind: str, mode: str, n: int, k: int, d: int, configs: dict[str, Confi
         assert value.dtype == torch.float64
 
 
-KINDS = ("spherical", "diag", "tied")
+KINDS = ("spherical", "diag", "tied", "full")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize("mode", list(TOLERANCES))
 @pytest.mark.parametrize("n,k,d", [(67, 5, 17), (33, 65, 96)])
 def test_modes(kind: str, mode: str, n: int, k: int, d: int) -> None:
     check(kind, mode, n, k, d, SMALL)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", list(TOLERANCES))
+def test_modes_of_full_covariances(mode: str) -> None:
+    check("full", mode, 67, 5, 96, None)
+
+
+@pytest.mark.parametrize("kind,d", [("spherical", 17), ("tied", 272), ("full", 17)])
+def test_two_calls_are_one_step(kind: str, d: int) -> None:
+    x, components = make_case(kind, 40, 5, d)
+    samples, prepared = em.stage(x, "fp16"), em.prepare(components, "fp16")
+    rows, want = em.e_step(samples, prepared)
+    again = em.row_pass(samples, prepared)
+    got = em.accumulate(samples, again, prepared)
+    torch.testing.assert_close(again.norm[:40], rows.norm[:40], rtol=1e-6, atol=1e-4)
+    for name in ("log_likelihood", "s0", "s1", "s2"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize(
     "n,k,d",
     [
@@ -123,7 +143,12 @@ def test_odd_shapes(kind: str, n: int, k: int, d: int) -> None:
     check(kind, "fp16x3", n, k, d, None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n,k,d", [(1, 1, 1), (5, 63, 2), (257, 5, 3), (31, 1, 129)])
+def test_odd_shapes_of_full_covariances(n: int, k: int, d: int) -> None:
+    check("full", "fp16x3", n, k, d, None)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
 def test_several_slabs_and_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(em, "MIN_SLAB", 64)
     check(kind, "fp16", 300, 5, 17, SMALL)
