@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gmm_ivf.eval.environment import (
+    require_faiss,
     resolve_device,
     set_threads,
     stamp,
@@ -157,6 +158,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:
     seeds = args.seed or (range(args.seeds) if args.seeds else config["seeds"])
     threads = args.threads or usable_cores()
     set_threads(threads)
+    require_faiss()
     device = resolve_device(args.device)
     # Imported late: it may load torch, which reads its settings of threads once.
     from gmm_ivf.datasets.registry import load
