@@ -18,7 +18,7 @@ from gmm_ivf.eval.accuracy_table import to_text
 from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
 from gmm_ivf.eval.progress import bar, say
 from gmm_ivf.kernels.components import COVARIANCE_TYPES
-from gmm_ivf.kernels.dispatch import BACKENDS, ROUNDING_UNITS, resolve_backend
+from gmm_ivf.kernels.dispatch import BACKENDS, ROUNDING_UNITS, triton_obstacle
 from gmm_ivf.kernels.dispatch import resolve_device as torch_device
 
 _DIMENSIONS = (32, 64, 128, 960)
@@ -126,7 +126,9 @@ def _prepare(args: argparse.Namespace) -> tuple[list[Problem], str, dict[str, An
         In one sentence for the user.
     """
     device = resolve_device(args.device)
-    resolve_backend(args.backend, torch_device(device, None))
+    obstacle = triton_obstacle(torch_device(device, None))
+    if args.backend == "triton" and obstacle:
+        raise ValueError(f"--backend triton cannot run its kernels: {obstacle}")
     problems = _problems(args)
     threads = args.threads or usable_cores()
     set_threads(threads)

@@ -12,6 +12,7 @@ from gmm_ivf.kernels.components import (
     IllDefinedCovarianceError,
     Statistics,
     m_step,
+    precisions_cholesky,
 )
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.params import Frame
@@ -22,7 +23,13 @@ _RESIDENT_SHARE = 0.5
 
 
 class Engine:
-    """Passes over all samples, a tile at a time.
+    """Passes over all samples by torch, a tile at a time.
+
+    Attributes
+    ----------
+    backend : str
+    burst : int
+        EM iterations between looks at the likelihood.
 
     Parameters
     ----------
@@ -34,6 +41,9 @@ class Engine:
     chunk_size : int or None
         Rows of a tile; None bounds the tile by memory.
     """
+
+    backend = "torch"
+    burst = 1
 
     def __init__(
         self,
@@ -62,9 +72,7 @@ class Engine:
     def tiles(self, size: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
         """First row and content of each tile, in the frame."""
         if self._stays_on_device(dtype):
-            if dtype not in self._resident:
-                self._resident[dtype] = self._read_all(size, dtype)
-            whole = self._resident[dtype]
+            whole = self.resident(dtype)
             for start, stop in self.rows.spans(size):
                 yield start, whole[start:stop]
         else:
@@ -81,11 +89,14 @@ class Engine:
         free, _ = torch.cuda.mem_get_info(self.device)
         return self.rows.n * self.rows.d * dtype.itemsize <= _RESIDENT_SHARE * free
 
-    def _read_all(self, size: int, dtype: torch.dtype) -> Tensor:
-        whole = torch.empty(self.rows.n, self.rows.d, dtype=dtype, device=self.device)
-        for start, stop in self.rows.spans(size):
-            whole[start:stop] = self.rows.tile(start, stop, self.frame, dtype, self.device)
-        return whole
+    def resident(self, dtype: torch.dtype) -> Tensor:
+        """All samples in the frame, kept on the device."""
+        if dtype not in self._resident:
+            whole = torch.empty(self.rows.n, self.rows.d, dtype=dtype, device=self.device)
+            for start, stop in self.rows.spans(self.tile_rows(1)):
+                whole[start:stop] = self.rows.tile(start, stop, self.frame, dtype, self.device)
+            self._resident[dtype] = whole
+        return self._resident[dtype]
 
     def prepare(self, components: Components) -> tuple[torch_backend.Prepared, torch.dtype]:
         """Components ready for a pass, and the dtype of its tiles."""
@@ -107,6 +118,9 @@ class Engine:
             self.total_scatter(self.mode) if components.covariance_type == "tied" else None,
             respond,
         )
+
+    def begin(self, components: Components) -> None:
+        """Get ready for a burst of iterations from the given components."""
 
     def widen(self) -> bool:
         """From now on only the most precise mode; whether that is a change."""
@@ -134,9 +148,9 @@ class Engine:
             indices = np.sort(rng.choice(self.rows.n, size, replace=False))
         return self.rows.take(indices, self.frame, dtype, self.device)
 
-    def mean_log_likelihood(self, stats: Statistics) -> float:
-        """Average log-density of the samples in the caller's units."""
-        return float(stats.log_likelihood) / self.rows.n - self.frame.log_volume()
+    def mean_log_likelihood(self, total: float) -> float:
+        """Average log-density of the samples in the caller's units, from the sum in the frame."""
+        return total / self.rows.n - self.frame.log_volume()
 
 
 def check_reach(components: Components) -> None:
@@ -169,24 +183,33 @@ class Run:
 
     def iterate(self, engine: Engine, max_iter: int, tol: float) -> Iterator[float]:
         """Do the iterations, yielding the bound after each."""
-        for _ in range(max_iter):
-            log_likelihood, self.components = self._step(engine)
-            self.bounds.append(log_likelihood)
-            yield self.bound
-            if abs(self.bound - self.previous) < tol:
-                self.converged = True
-                return
-            self.previous = self.bound
+        while len(self.bounds) < max_iter and not self.converged:
+            for bound in self._steps(engine, min(engine.burst, max_iter - len(self.bounds))):
+                self.bounds.append(bound)
+                yield bound
+                self.converged |= abs(bound - self.previous) < tol
+                self.previous = bound
 
-    def _step(self, engine: Engine) -> tuple[float, Components]:
-        """Mean log-likelihood of the components, and the next ones."""
-        stats = engine.e_step(self.components)
+    def _steps(self, engine: Engine, count: int) -> list[float]:
+        """Mean log-likelihoods of the next iterations, whose last components are kept."""
+        start = self.components
         try:
-            found = m_step(stats, self.components, self.reg_covar)
+            return self._burst(engine, count)
         except IllDefinedCovarianceError:
-            # Means that move far leave little of a narrow variance in float32.
+            # Means that move far leave little of a narrow variance in low precision.
             if not engine.widen():
                 raise
+            self.components = start
+            return self._burst(engine, count)
+
+    def _burst(self, engine: Engine, count: int) -> list[float]:
+        """Several iterations, after which alone the host waits for the device."""
+        engine.begin(self.components)
+        totals = []
+        for _ in range(count):
             stats = engine.e_step(self.components)
-            found = m_step(stats, self.components, self.reg_covar)
-        return engine.mean_log_likelihood(stats), found
+            self.components = m_step(stats, self.components, self.reg_covar, check=count == 1)
+            totals.append(stats.log_likelihood)
+        if count > 1:
+            precisions_cholesky(self.components.covariances, self.components.covariance_type)
+        return [engine.mean_log_likelihood(total) for total in torch.stack(totals).tolist()]

@@ -23,6 +23,7 @@ from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components
 from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
+from gmm_ivf.rows import Rows
 
 
 class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimator):
@@ -40,7 +41,8 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         One variance per component; one per component and feature; one matrix for all; one matrix
         per component.
     tol : float, default=1e-3
-        EM stops when the mean log-likelihood (nats per sample) changes by less.
+        EM stops when the mean log-likelihood (nats per sample) changes by less; the Triton backend
+        looks every four iterations.
     reg_covar : float, default=1e-6
         Added to the diagonal of each covariance, in squared units of X.
     max_iter : int, default=100
@@ -63,12 +65,14 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     device : str or torch.device, default="auto"
         "auto" is where X lies if that is a GPU, else a GPU if there is one, else the CPU.
     backend : {"auto", "triton", "torch"}, default="auto"
+        "auto" is the Triton kernels on a CUDA device, for up to 4096 features and any precision but
+        fp64, and torch elsewhere. The kernels keep all samples on the device; torch streams them.
     precision : {"auto", "fp16", "bf16", "fp16x3", "tf32", "fp32", "fp64"}, default="auto"
-        Of storage and matrix products. "auto" is fp64, and for float32 input fp32 unless the
-        log-densities near the means would be off by over 1e-3 nats on average. The torch backend
-        emulates the half modes in float32.
+        Of storage and matrix products. "auto" is fp64; for float32 input it is fp32 on torch, or
+        fp64 where log-densities would be off by over 1e-3 nats, and fp16 on Triton, or fp16x3 where
+        they would be off by over 0.03 nats. torch emulates the half modes in float32.
     deterministic : bool, default=False
-        Results of the torch backend are repeatable bit by bit on one machine with or without it.
+        Both backends are repeatable bit by bit on one machine with or without it.
     chunk_size : int or None, default=None
         Samples of a tile; None bounds the tile by memory.
 
@@ -226,8 +230,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     def _fit(self, X: Any) -> "GaussianMixture":
         started = time.perf_counter()
         rows = self._check_rows(X, reset=True)
-        device = self._resolve(rows)
-        engine = Engine(rows, rows.scan(device), device, self._candidates(rows), self.chunk_size)
+        engine = self._engine(rows)
         given = check_initial_parameters(
             self.weights_init,
             self.means_init,
@@ -245,7 +248,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         for number in range(1 if resume else self.n_init):
             start = time.perf_counter()
             if resume:
-                components = self._components(engine.frame, device)
+                components = self._components(engine.frame, engine.device)
             else:
                 components = self._start(engine, given, rng)
             init_seconds += time.perf_counter() - start
@@ -271,6 +274,17 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         }
         self._warn(rows.n)
         return self
+
+    def _engine(self, rows: Rows) -> Engine:
+        """The passes that EM is made of, on the device and backend that are to run."""
+        device, backend, candidates = self._resolve(rows)
+        engine = Engine
+        if backend == "triton":
+            # Imported only where it runs: triton may not be installed.
+            from gmm_ivf.triton_engine import TritonEngine
+
+            engine = TritonEngine
+        return engine(rows, rows.scan(device), device, candidates, self.chunk_size)
 
     def _check_resumable(self, d: int) -> None:
         """Refuse a warm start from parameters of other shapes."""
@@ -327,7 +341,8 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         self.n_iter_ = len(run.bounds)
         self.lower_bound_ = run.bound
         self.lower_bounds_ = run.bounds
-        self.backend_, self.device_, self.precision_ = "torch", str(engine.device), engine.mode
+        self.backend_, self.device_ = engine.backend, str(engine.device)
+        self.precision_ = engine.mode
 
     def _warn(self, n: int) -> None:
         if not self.converged_ and self.max_iter > 0:

@@ -10,7 +10,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from gmm_ivf.kernels import torch_backend
 from gmm_ivf.tiled import TiledMixture
 
 
@@ -32,7 +31,7 @@ class MixtureInference(TiledMixture):
             A Tensor on the device of X if X is one. May differ from
             ``GMMQuantizer.assign``, which takes the nearest mean.
         """
-        return self._by_tile(X, lambda x, p: torch_backend.log_joint(x, p).argmax(1), torch.int64)
+        return self._by_tile(X, lambda on, prepared, x: on.likeliest(x, prepared), torch.int64)
 
     def predict_proba(self, X: Any) -> Any:
         """Responsibilities of all components, a dense (N, K) array.
@@ -44,10 +43,12 @@ class MixtureInference(TiledMixture):
         Returns
         -------
         resp : ndarray or Tensor of shape (N, K)
-            Rows sum to 1; float32 for float32 input, else float64. For large N and K see
-            `responsibilities`.
+            Rows sum to 1; float32 for float32 input, else float64. Always computed by torch. For
+            large N and K see `responsibilities`.
         """
-        return self._by_tile(X, lambda x, p: torch_backend.responsibilities(x, p)[1], None)
+        return self._by_tile(
+            X, lambda on, prepared, x: on.responsibilities(x, prepared)[1], None, dense=True
+        )
 
     def score_samples(self, X: Any) -> Any:
         """Log-density of each sample in nats.
@@ -83,7 +84,7 @@ class MixtureInference(TiledMixture):
         volume = self._frame().log_volume()
         return self._by_tile(
             X,
-            lambda x, p: torch_backend.log_density(x, p).double() - volume,
+            lambda on, prepared, x: on.log_density(x, prepared).double() - volume,
             dtype,
         )
 
@@ -107,8 +108,8 @@ class MixtureInference(TiledMixture):
         check_is_fitted(self)
         m = min(m, len(self.weights_))
 
-        def top(x: Tensor, prepared: torch_backend.Prepared) -> Tensor:
-            ids, log_resp = torch_backend.top_components(x, prepared, m)
+        def top(on: Any, prepared: Any, x: Tensor) -> Tensor:
+            ids, log_resp = on.top_components(x, prepared, m)
             # Component numbers are exact in float64 and travel with the values.
             return torch.cat([ids.double(), log_resp.double()], dim=1)
 

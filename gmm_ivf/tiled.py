@@ -1,6 +1,7 @@
 """Passes of a fitted mixture over samples, a tile at a time, and the checks before them."""
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from torch import Tensor
 from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import torch_backend
 from gmm_ivf.kernels.components import Components
-from gmm_ivf.kernels.dispatch import candidate_precisions, resolve_backend, resolve_device
+from gmm_ivf.kernels.dispatch import resolve_backend, resolve_device
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import Rows, check_lazy, is_lazy
+
+# Of a backend's module, what it prepared, and a tile.
+TileFunction = Callable[[Any, Any, Tensor], Tensor]
 
 
 class TiledMixture:
@@ -85,38 +89,46 @@ class TiledMixture:
             )
         return rows
 
-    def _resolve(self, rows: Rows) -> torch.device:
+    def _resolve(self, rows: Rows) -> tuple[torch.device, str, tuple[str, ...]]:
+        """Device, backend and precision modes for these samples."""
         device = resolve_device(self.device, rows.device)
-        resolve_backend(self.backend, device)
-        return device
-
-    def _candidates(self, rows: Rows) -> tuple[str, ...]:
         wide = not rows.fits_float32 or (rows.is_half and not rows.is_tensor)
-        return candidate_precisions(self.precision, wide)
+        return device, *resolve_backend(self.backend, self.precision, device, wide, rows.d)
 
     def _by_tile(
-        self,
-        X: Any,
-        function: Callable[[Tensor, torch_backend.Prepared], Tensor],
-        dtype: torch.dtype | None,
+        self, X: Any, function: TileFunction, dtype: torch.dtype | None, dense: bool = False
     ) -> Any:
         """Rows of results of a function of a tile, as numpy or, for a tensor X, on its device.
 
         A dtype of None means float32 for float32 input (what is below its range becomes -inf) and
-        float64 otherwise.
+        float64 otherwise. A `dense` function has no Triton kernel and runs on torch.
         """
         frame = self._frame()
         rows = self._check_rows(X, reset=False)
-        device = self._resolve(rows)
-        engine = Engine(rows, frame, device, self._candidates(rows), self.chunk_size)
+        device, name, candidates = self._resolve(rows)
+        engine = Engine(rows, frame, device, candidates, self.chunk_size)
         if dtype is None:
             narrow = rows.fits_float32 and (rows.is_tensor or not rows.is_half)
             dtype = torch.float32 if narrow else torch.float64
         parts = []
         with torch_backend.exact_float32():
-            prepared, tile_dtype = engine.prepare(self._components(frame, device))
+            components = self._components(frame, device)
+            prepared, tile_dtype = engine.prepare(components)
+            kernels = _kernels(components, engine.mode) if name == "triton" and not dense else None
             for start, stop in rows.spans(engine.tile_rows(len(self.weights_))):
                 tile = rows.tile(start, stop, frame, tile_dtype, device, engine.reach)
-                parts.append(function(tile, prepared).to(rows.device or "cpu", dtype))
+                # A float64 tile where float32 was asked for holds samples that no mode serves.
+                if kernels and tile.dtype == torch.float32:
+                    part = function(*kernels, tile)
+                else:
+                    part = function(torch_backend, prepared, tile)
+                parts.append(part.to(rows.device or "cpu", dtype))
         out = torch.cat(parts)
         return out if rows.is_tensor else out.numpy()
+
+
+def _kernels(components: Components, mode: str) -> tuple[ModuleType, Any]:
+    """The Triton backend, imported only where it runs, and what it prepared."""
+    from gmm_ivf.kernels import triton_backend
+
+    return triton_backend, triton_backend.prepare(components, mode)

@@ -49,10 +49,15 @@ class Components:
 
     @classmethod
     def from_covariances(
-        cls, covariance_type: str, weights: Tensor, means: Tensor, covariances: Tensor
+        cls,
+        covariance_type: str,
+        weights: Tensor,
+        means: Tensor,
+        covariances: Tensor,
+        check: bool = True,
     ) -> "Components":
         """Components with the precision factors computed from the covariances."""
-        factors = precisions_cholesky(covariances, covariance_type)
+        factors = precisions_cholesky(covariances, covariance_type, check)
         return cls(covariance_type, weights, means, covariances, factors)
 
     def log_constants(self) -> Tensor:
@@ -108,26 +113,33 @@ def half_log_determinant(factor: Tensor, covariance_type: str, n_features: int) 
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).reshape(-1)
 
 
-def precisions_cholesky(covariances: Tensor, covariance_type: str) -> Tensor:
+def precisions_cholesky(covariances: Tensor, covariance_type: str, check: bool = True) -> Tensor:
     """Upper triangular U of each inverse covariance (see `Components`).
+
+    Without `check` nothing waits for the device, and factors of a bad covariance are not finite.
 
     Raises
     ------
     IllDefinedCovarianceError
         Where a covariance is not positive definite in float64.
     """
-    smallest, largest = _VARIANCE_RANGE
     if covariance_type in ("spherical", "diag"):
-        bad = ~((covariances > smallest) & (covariances < largest))
-        _refuse(bad.any(1) if covariance_type == "diag" else bad)
+        if check:
+            _refuse(~_in_range(covariances.reshape(len(covariances), -1)))
         return covariances.rsqrt()
     lower, info = torch.linalg.cholesky_ex(covariances)
-    pivots = lower.diagonal(dim1=-2, dim2=-1).square()
-    good = ((pivots > smallest) & (pivots < largest)).all(-1)
-    _refuse(((info != 0) | ~good).reshape(-1))
+    if check:
+        pivots = lower.diagonal(dim1=-2, dim2=-1).square()
+        _refuse(((info != 0) | ~_in_range(pivots)).reshape(-1))
     eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
     inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
     return inverse.mT.contiguous()
+
+
+def _in_range(variances: Tensor) -> Tensor:
+    """Whether all variances along the last axis are positive and far from overflow."""
+    smallest, largest = _VARIANCE_RANGE
+    return ((variances > smallest) & (variances < largest)).all(-1)
 
 
 def _refuse(bad: Tensor) -> None:
@@ -141,7 +153,9 @@ def _refuse(bad: Tensor) -> None:
         )
 
 
-def m_step(stats: Statistics, components: Components, reg_covar: float) -> Components:
+def m_step(
+    stats: Statistics, components: Components, reg_covar: float, check: bool = True
+) -> Components:
     """Maximum-likelihood parameters for given statistics.
 
     Parameters
@@ -152,6 +166,8 @@ def m_step(stats: Statistics, components: Components, reg_covar: float) -> Compo
         Those the statistics were computed with.
     reg_covar : float
         Added to the diagonal of each covariance, in squared units of the frame.
+    check : bool, default=True
+        Without it nothing waits for the device, and factors may come out not finite.
 
     Returns
     -------
@@ -183,5 +199,5 @@ def m_step(stats: Statistics, components: Components, reg_covar: float) -> Compo
         covariances = stats.s2 / counts[:, None, None] - delta[:, :, None] * delta[:, None, :]
         covariances.diagonal(dim1=-2, dim2=-1).add_(reg_covar)
     return Components.from_covariances(
-        kind, counts / counts.sum(), components.means + delta, covariances
+        kind, counts / counts.sum(), components.means + delta, covariances, check
     )

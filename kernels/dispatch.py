@@ -21,6 +21,7 @@ ROUNDING_UNITS = {
     "bf16": 2.0**-8,
 }
 PRECISIONS = ("auto", *ROUNDING_UNITS)
+TRITON_FEATURES = 4096
 
 # Coordinates up to this keep their squares in float32 as precise as those of the data, which are at
 # most 16; beyond the second bound, times the precision factor, squares overflow.
@@ -97,8 +98,33 @@ def resolve_device(device: str | torch.device, data_device: torch.device | None)
     return wanted
 
 
-def resolve_backend(backend: str, device: torch.device) -> str:
-    """The backend that runs on the device: "torch".
+def triton_obstacle(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on a device, None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type == "cuda":
+        return None
+    from triton import knobs
+
+    if device.type == "cpu" and knobs.runtime.interpret:
+        return None
+    return f"they need a CUDA device (or TRITON_INTERPRET=1 on a CPU), got {device}"
+
+
+def resolve_backend(
+    backend: str, precision: str, device: torch.device, wide_input: bool, n_features: int
+) -> tuple[str, tuple[str, ...]]:
+    """The backend that runs, and the precision modes it may run in, cheapest first.
+
+    Parameters
+    ----------
+    backend : {"auto", "triton", "torch"}
+        "auto" takes Triton on a CUDA device wherever it can, and torch elsewhere.
+    precision : str
+    device : torch.device
+    wide_input : bool
+        As for `candidate_precisions`.
+    n_features : int
 
     Raises
     ------
@@ -107,16 +133,27 @@ def resolve_backend(backend: str, device: torch.device) -> str:
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
-    if backend == "triton":
-        missing = "" if importlib.util.find_spec("triton") else " (nor is triton installed)"
-        raise ValueError(
-            f'backend="triton" has no fitted path on {device} in this version{missing}; '
-            'use backend="torch" or "auto".'
-        )
-    return "torch"
+    by_torch = candidate_precisions(precision, wide_input)
+    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+        return "torch", by_torch
+    by_triton = candidate_precisions(precision, wide_input, half_products=True)
+    obstacle = triton_obstacle(device)
+    if obstacle is None and by_triton == ("fp64",):
+        obstacle = "they have no fp64; pass float32 samples or another precision"
+    if obstacle is None and n_features > TRITON_FEATURES:
+        obstacle = f"they take at most {TRITON_FEATURES} features, got {n_features}"
+    if obstacle is None:
+        return "triton", by_triton
+    if backend == "auto":
+        return "torch", by_torch
+    raise ValueError(
+        f'backend="triton" cannot run its kernels: {obstacle}. Or use backend="torch".'
+    )
 
 
-def candidate_precisions(precision: str, wide_input: bool) -> tuple[str, ...]:
+def candidate_precisions(
+    precision: str, wide_input: bool, half_products: bool = False
+) -> tuple[str, ...]:
     """Modes that may run, cheapest first; one unless `precision` is "auto".
 
     Parameters
@@ -125,12 +162,17 @@ def candidate_precisions(precision: str, wide_input: bool) -> tuple[str, ...]:
     wide_input : bool
         The samples do not fit float32 exactly, or are so few bits (float16) that
         scikit-learn computes in float64: "auto" then means fp64.
+    half_products : bool, default=False
+        The fit is to run where products of half precision are fast: "auto" then means fp16 or,
+        where that does not serve, fp16x3.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {PRECISIONS}, got {precision!r}.")
     if precision != "auto":
         return (precision,)
-    return ("fp64",) if wide_input else ("fp32", "fp64")
+    if wide_input:
+        return ("fp64",)
+    return ("fp16", "fp16x3") if half_products else ("fp32", "fp64")
 
 
 def expected_errors(mode: str, components: Components) -> torch.Tensor:

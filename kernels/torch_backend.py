@@ -157,6 +157,11 @@ def log_density(x: Tensor, prepared: Prepared) -> Tensor:
     return responsibilities(x, prepared)[0]
 
 
+def likeliest(x: Tensor, prepared: Prepared) -> Tensor:
+    """The likeliest component of each row, (n,)."""
+    return log_joint(x, prepared).argmax(dim=1)
+
+
 def top_components(x: Tensor, prepared: Prepared, m: int) -> tuple[Tensor, Tensor]:
     """The m likeliest components of each row, best first, and their log-responsibilities."""
     logits = log_joint(x, prepared)

@@ -12,6 +12,7 @@ CHAIN = (
     "params",
     "rows",
     "engine",
+    "triton_engine",
     "seeding",
     "initial",
     "tiled",

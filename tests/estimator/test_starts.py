@@ -1,6 +1,7 @@
 """Starts, stopping, warnings, interruption and repeatability."""
 
 import warnings
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -188,8 +189,8 @@ def test_gm_g14_a_drop_is_no_convergence(overlapping, monkeypatch):
     honest = engine.m_step
     calls = []
 
-    def merging(stats, components, reg_covar):
-        found = honest(stats, components, reg_covar)
+    def merging(stats, components, reg_covar, check):
+        found = honest(stats, components, reg_covar, check)
         calls.append(1)
         if len(calls) == 3:
             same = found.means.mean(0).expand_as(found.means).contiguous()
@@ -215,12 +216,13 @@ def test_gm_g14_a_drop_is_no_convergence(overlapping, monkeypatch):
 )
 def test_gm_g14_when_em_stops(bounds, iterations, converged):
     class Scripted(engine.Run):
-        def _step(self, engine):
-            return next(steps), self.components
+        def _steps(self, engine, count):
+            return [next(steps) for _ in range(count)]
 
     steps = iter(bounds)
     run = Scripted(cast(Any, None), 0.0, -np.inf)
-    assert list(run.iterate(cast(Any, None), len(bounds), 1e-3 - 1e-9)) == bounds[:iterations]
+    one_by_one = cast(Any, SimpleNamespace(burst=1))
+    assert list(run.iterate(one_by_one, len(bounds), 1e-3 - 1e-9)) == bounds[:iterations]
     assert run.bounds == bounds[:iterations]
     assert run.bound == bounds[iterations - 1]
     assert run.converged == converged

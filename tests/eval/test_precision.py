@@ -184,7 +184,13 @@ def test_components_of_little_weight_are_not_judged():
     assert measure(wrong, light, mixture.center_, tied=False).means == 0
 
 
-def test_a_mode_that_is_refused_is_a_result():
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """Triton's interpreter off, as for users."""
+    monkeypatch.setattr(pytest.importorskip("triton").knobs.runtime, "interpret", False)
+
+
+def test_a_mode_that_is_refused_is_a_result(no_kernels):
     problem = Problem("clustered", 0.0, 256, 8, 4)
     (refused,) = run_problem(problem, ("fp16",), "triton", "cpu", {})
     assert (refused.verdict, refused.auto, refused.strain) == ("refused", "none", 0)
@@ -288,12 +294,12 @@ def test_interrupted_command_keeps_what_it_has(tmp_path, monkeypatch):
         (["--covariance-type", "full"], "full with --d 960 and --k 256 takes 1.9 GB"),
         pytest.param(
             ["--device", "cpu", "--backend", "triton"],
-            'backend="triton"',
+            "--backend triton cannot run its kernels: they need a CUDA device",
             id="triton-on-cpu",
         ),
     ],
 )
-def test_bad_arguments_end_in_one_sentence(arguments, message, capsys):
+def test_bad_arguments_end_in_one_sentence(arguments, message, capsys, no_kernels):
     with pytest.raises(SystemExit) as stopped:
         precision.main(arguments)
     assert stopped.value.code == 2

@@ -46,19 +46,49 @@ def test_a_device_that_cannot_be_used(device):
         dispatch.resolve_device(device, None)
 
 
-def test_backend():
-    cpu = torch.device("cpu")
-    assert dispatch.resolve_backend("auto", cpu) == "torch"
-    assert dispatch.resolve_backend("torch", cpu) == "torch"
-    with pytest.raises(ValueError, match='backend="triton" has no fitted path on cpu'):
-        dispatch.resolve_backend("triton", cpu)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_backend(monkeypatch):
+    assert dispatch.resolve_backend("auto", "auto", CPU, False, 8) == ("torch", ("fp32", "fp64"))
+    assert dispatch.resolve_backend("torch", "fp16", GPU, False, 8) == ("torch", ("fp16",))
     with pytest.raises(ValueError, match=r"backend must be one of .*'triton', .* got 'cuml'"):
-        dispatch.resolve_backend("cuml", cpu)
+        dispatch.resolve_backend("cuml", "auto", CPU, False, 8)
+    monkeypatch.setattr(dispatch, "triton_obstacle", lambda device: None)
+    half = ("fp16", "fp16x3")
+    assert dispatch.resolve_backend("auto", "auto", GPU, False, 8) == ("triton", half)
+    assert dispatch.resolve_backend("triton", "auto", CPU, False, 8) == ("triton", half)
+    assert dispatch.resolve_backend("auto", "bf16", GPU, True, 8) == ("triton", ("bf16",))
+    # What the kernels cannot do "auto" leaves to torch, and an explicit request does not.
+    assert dispatch.resolve_backend("auto", "auto", GPU, True, 8) == ("torch", ("fp64",))
+    assert dispatch.resolve_backend("auto", "auto", GPU, False, 4097)[0] == "torch"
+    for precision, wide, d, reason in [
+        ("auto", True, 8, "no fp64"),
+        ("fp64", False, 8, "no fp64"),
+        ("fp16", False, 4097, "at most 4096 features, got 4097"),
+    ]:
+        with pytest.raises(ValueError, match=f'backend="triton" cannot .* {reason}'):
+            dispatch.resolve_backend("triton", precision, GPU, wide, d)
+
+
+def test_triton_that_cannot_run(monkeypatch):
+    def refused() -> str:
+        with pytest.raises(ValueError, match='backend="triton" cannot run') as error:
+            dispatch.resolve_backend("triton", "fp16", CPU, False, 8)
+        return str(error.value)
+
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    assert "need a CUDA device (or TRITON_INTERPRET=1 on a CPU), got cpu" in refused()
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
+    assert "triton is not installed" in refused()
 
 
 def test_candidates():
     assert dispatch.candidate_precisions("auto", wide_input=True) == ("fp64",)
     assert dispatch.candidate_precisions("auto", wide_input=False) == ("fp32", "fp64")
+    half = dispatch.candidate_precisions("auto", wide_input=False, half_products=True)
+    assert half == ("fp16", "fp16x3")
     for name in dispatch.ROUNDING_UNITS:
         assert dispatch.candidate_precisions(name, wide_input=True) == (name,)
     with pytest.raises(ValueError, match=r"precision must be one of .*'fp64'.* got 'half'"):

@@ -1,0 +1,121 @@
+"""Fits and passes by the Triton kernels, through the interpreter here and on a GPU under `gpu`."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+from gmm_ivf import GaussianMixture
+from gmm_ivf.kernels.dispatch import triton_obstacle
+
+CUDA = torch.cuda.is_available()
+DEVICES = [
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(
+            triton_obstacle(torch.device("cpu")) is not None, reason="needs TRITON_INTERPRET=1"
+        ),
+    ),
+]
+pytestmark = [
+    pytest.mark.parametrize("device", DEVICES),
+    # Rows whose last normaliser is far off overflow, and are done again for that reason.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning"),
+]
+KINDS = ("spherical", "diag", "tied", "full")
+
+
+def blobs(n=150, d=5, k=3, shift=0.0):
+    rng = np.random.default_rng(0)
+    centers = 3 * rng.normal(size=(k, d))
+    x = centers[rng.integers(0, k, n)] + rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) * 0.5
+    return (x + shift).astype(np.float32)
+
+
+def fit(x, device, **options):
+    model = GaussianMixture(3, random_state=0, device=device, **{"max_iter": 5, "tol": 0} | options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("precision", "rtol"), [("fp16x3", 2e-4), ("fp32", 2e-4), ("fp16", 2e-2)])
+def test_a_fit_equals_that_of_torch_in_float64(device, kind, precision, rtol):
+    x = blobs(shift=1000.0)
+    model = fit(x, device, covariance_type=kind, backend="triton", precision=precision)
+    oracle = fit(x, "cpu", covariance_type=kind, backend="torch", precision="fp64")
+    assert (model.backend_, model.precision_, model.device_) == ("triton", precision, device)
+    assert model.n_iter_ == oracle.n_iter_ == 5
+    spread = np.sqrt(oracle.covariances_.max())
+    np.testing.assert_allclose(model.means_, oracle.means_, rtol=0, atol=rtol * spread)
+    np.testing.assert_allclose(
+        model.covariances_, oracle.covariances_, rtol=5 * rtol, atol=5 * rtol * spread**2
+    )
+    np.testing.assert_allclose(model.weights_, oracle.weights_, rtol=5 * rtol)
+    np.testing.assert_allclose(model.lower_bounds_, oracle.lower_bounds_, atol=5 * rtol)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_says_of_samples_equals_torch(device, kind):
+    x = blobs()
+    model = fit(x, device, covariance_type=kind, backend="torch", precision="fp64")
+    want = model.predict_proba(x), model.score_samples(x), model.predict(x)
+    model.set_params(backend="triton", precision="fp16x3", chunk_size=128)
+    np.testing.assert_allclose(model.score_samples(x), want[1], atol=2e-3)
+    assert (model.predict(x) == want[2]).mean() > 0.99
+    ids, resp = model.responsibilities(x, 2)
+    np.testing.assert_allclose(resp, np.take_along_axis(want[0], ids, 1), atol=2e-3)
+    np.testing.assert_allclose(model.predict_proba(x), want[0], atol=2e-3)
+
+
+def test_samples_too_far_for_the_mode_are_served_by_float64(device):
+    x = blobs()
+    model = fit(x, device, backend="triton", precision="fp16")
+    far = np.vstack([x[:5], np.full((1, x.shape[1]), 1e25, np.float32)])
+    score = model.set_params(precision="fp16").score_samples(far.astype(np.float64))
+    assert np.isfinite(score).all()
+    assert score[-1] < -1e30
+    assert 0 <= model.predict(far)[-1] < 3
+
+
+def test_auto_takes_the_mode_that_serves(device):
+    x = blobs()
+    assert fit(x, device, backend="triton").precision_ == "fp16"
+    x[:75] = 100 + 1e-3 * x[:75]  # a cluster far narrower than its distance from the others
+    assert fit(x, device, backend="triton").precision_ == "fp16x3"
+
+
+def test_the_likelihood_is_looked_at_every_few_iterations(device):
+    x = blobs()
+    few = fit(x, device, backend="triton", precision="fp16x3", max_iter=100, tol=1e-2)
+    assert few.converged_
+    assert few.n_iter_ % 4 == 0
+    assert few.lower_bound_ == few.lower_bounds_[-1]
+    assert len(few.lower_bounds_) == few.n_iter_
+    seven = fit(x, device, backend="triton", precision="fp16x3", max_iter=7)
+    assert seven.n_iter_ == 7
+
+
+def test_repeated_fits_are_equal_bit_by_bit(device):
+    x = blobs()
+    one, two = (fit(x, device, backend="triton", covariance_type="diag") for _ in range(2))
+    np.testing.assert_array_equal(one.means_, two.means_)
+    np.testing.assert_array_equal(one.covariances_, two.covariances_)
+
+
+def test_covariances_that_are_not_defined_are_refused(device):
+    x = blobs()
+    x[:, 1] = x[:, 0]
+    with pytest.raises(ValueError, match="not positive definite"):
+        fit(x, device, backend="triton", covariance_type="full", reg_covar=0.0)
+
+
+def test_float64_samples_want_a_named_mode(device):
+    x = blobs().astype(np.float64)
+    with pytest.raises(ValueError, match="no fp64"):
+        fit(x, device, backend="triton")
+    assert fit(x, device, backend="triton", precision="fp16x3").precision_ == "fp16x3"
