@@ -278,6 +278,8 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     def _engine(self, rows: Rows) -> Engine:
         """The passes that EM is made of, on the device and backend that are to run."""
         device, backend, candidates = self._resolve(rows)
+        if device.type == "cuda":
+            rows = rows.on_gpu(device)
         engine = Engine
         if backend == "triton":
             # Imported only where it runs: triton may not be installed.

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gmm_ivf.params import Frame
 
-_SCAN_ELEMENTS = 1 << 20
+_SCAN_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
+_UPLOAD_ELEMENTS = 1 << 22
 # Serves the samples that a frame was made for, whose coordinates are at most 16.
 DATA_REACH = {torch.float32: 64.0, torch.float64: 64.0}
 
@@ -38,6 +39,29 @@ class Rows:
         """Where the samples lie, if they are a tensor."""
         return self.source.device if self.is_tensor else None
 
+    def on_gpu(self, device: torch.device) -> "Rows":
+        """The same rows, copied once to a GPU if they take at most a quarter of what is free.
+
+        Through two pinned buffers: the processor fills one while the other is on its way.
+        """
+        free, _ = torch.cuda.mem_get_info(device)
+        first = self.block(0, 1)
+        if self.is_tensor or 4 * first.element_size() * self.n * self.d > free:
+            return self
+        size = max(1, _UPLOAD_ELEMENTS // self.d)
+        whole = torch.empty(self.n, self.d, dtype=first.dtype, device=device)
+        pinned = [torch.empty(size, self.d, dtype=first.dtype, pin_memory=True) for _ in range(2)]
+        sent = [torch.cuda.Event(), torch.cuda.Event()]
+        with torch.cuda.device(device):
+            for number, (start, stop) in enumerate(self.spans(size)):
+                turn = number % 2
+                sent[turn].synchronize()
+                buffer = pinned[turn][: stop - start]
+                buffer.copy_(self.block(start, stop))
+                whole[start:stop].copy_(buffer, non_blocking=True)
+                sent[turn].record()
+        return Rows(whole)
+
     def block(self, start: int, stop: int) -> Tensor:
         """Rows start to stop as a contiguous tensor in their own units.
 
@@ -64,7 +88,7 @@ class Rows:
         total = torch.zeros(self.d, dtype=torch.float64, device=device)
         low = torch.full_like(total, torch.inf)
         high = -low
-        for start, stop in self.spans(max(1, _SCAN_ELEMENTS // self.d)):
+        for start, stop in self.spans(_scan_rows(self.d, device)):
             part = self.block(start, stop).to(device).double()
             self._refuse_non_finite(part, start)
             low = torch.minimum(low, part.amin(0))
@@ -141,13 +165,17 @@ class Rows:
     ) -> Tensor:
         """The rows of the given ascending indices in the frame, reading every block once."""
         out = torch.empty(len(indices), self.d, dtype=dtype, device=device)
-        for start, stop in self.spans(max(1, _SCAN_ELEMENTS // self.d)):
+        for start, stop in self.spans(_scan_rows(self.d, device)):
             first, last = np.searchsorted(indices, (start, stop))
             if last > first:
                 tile = self.tile(start, stop, frame, dtype, device)
                 picked = torch.from_numpy(indices[first:last] - start).to(device)
                 out[first:last] = tile[picked]
         return out
+
+
+def _scan_rows(d: int, device: torch.device) -> int:
+    return max(1, _SCAN_ELEMENTS.get(device.type, _SCAN_ELEMENTS["cpu"]) // d)
 
 
 def is_lazy(source: Any) -> bool:

@@ -180,15 +180,17 @@ def _spread_rows(sample: Tensor, n_components: int, rng: np.random.RandomState) 
     noise = torch.Generator(sample.device).manual_seed(int(rng.randint(2**31)))
     squares = sample.square().sum(1)
     closest = torch.ones_like(squares)
-    rows = torch.empty(n_components, dtype=torch.int64, device=sample.device)
+    rows = []
     for number in range(n_components):
         race = torch.empty_like(closest).exponential_(generator=noise)
-        row = (closest / race).argmax()
-        rows[number] = row
-        distance = (squares + squares[row] - 2 * (sample @ sample[row])).clamp_min_(0)
+        # A one-element index: to index by a scalar the host would have to wait for it.
+        row = (closest / race).argmax(0, keepdim=True)
+        rows.append(row)
+        center = sample.index_select(0, row)[0]
+        distance = torch.addmv(squares, sample, center, alpha=-2).add_(center.square().sum())
+        distance.clamp_min_(0).index_fill_(0, row, 0)
         closest = distance if number == 0 else torch.minimum(closest, distance)
-        closest[row] = 0
-    return rows
+    return torch.cat(rows)
 
 
 def _kmeans_centers(

@@ -17,6 +17,7 @@ from gmm_ivf.kernels.blocks import (
     LN2,
     LOWEST,
     load_tile,
+    product,
     product2,
     product3,
     squares,
@@ -124,7 +125,7 @@ def scale_kernel(
 @triton.jit(do_not_specialize=["start", "slab", "chunk"])
 def sum_kernel(
     x,  # (P, rows, stride)
-    resp,  # (chunk, k)
+    resp,  # (chunk, k), float32 in mode fp16x3
     s1, s2,  # (S, k, wide) sums of r x and of r x^2, added to
     start, chunk, slab, k, stride, wide, part_x,
     COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
@@ -141,10 +142,16 @@ def sum_kernel(
     for _ in range(0, tl.minimum(slab, chunk - begin), BLOCK_N):
         xt = load_tile(at, cols, stride, EVEN_D)
         x_low = load_tile(at + part_x, cols, stride, EVEN_D) if MODE == "fp16x3" else xt
-        rt = tl.trans(tl.load(at_resp))
+        exact = tl.trans(tl.load(at_resp))
+        rt = exact.to(x.dtype.element_ty)
+        if MODE == "fp16x3":
+            rt_low = (exact - rt.to(tl.float32)).to(x.dtype.element_ty)
+            first = product(rt_low, xt, first, MODE)
         first = product2(rt, xt, x_low, first, MODE, MODE == "fp16x3")
         if COV == "diag":
             sq, sq_low = squares(xt, x_low, MODE)
+            if MODE == "fp16x3":
+                second = product(rt_low, sq, second, MODE)
             second = product2(rt, sq, sq_low, second, MODE, MODE == "fp16x3" or MODE == "tf32")
         at += BLOCK_N * stride
         at_resp += BLOCK_N * k

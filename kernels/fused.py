@@ -156,13 +156,22 @@ def moment_kernel(
             sq, sq_low = squares(xt, x_low, MODE)
             acc = product3(qt, qt_low, tl.trans(sq), tl.trans(sq_low), acc, MODE)
         resp = tl.exp2(acc * g[:, None] + c[:, None] - (z - LIFT_BITS)[None, :])
-        if COV != "spherical":
-            count += tl.sum(resp, axis=1)
-        resp = resp.to(x.dtype.element_ty)
+        exact = resp
+        resp = exact.to(x.dtype.element_ty)
+        if MODE == "fp16x3":
+            resp_low = (exact - resp.to(tl.float32)).to(x.dtype.element_ty)
+            first = product(resp_low, xt, first, MODE)
         first = product2(resp, xt, x_low, first, MODE, MODE == "fp16x3")
+        # Counted as they enter the other sums, so that means and variances keep no bias.
+        if COV != "spherical":
+            count += tl.sum(exact if MODE == "fp16x3" else resp.to(tl.float32), axis=1)
         if COV == "spherical":
             extra = product(resp, xt_tail, extra, MODE)
+            if MODE == "fp16x3":
+                extra = product(resp_low, xt_tail, extra, MODE)
         if COV == "diag":
+            if MODE == "fp16x3":
+                second = product(resp_low, sq, second, MODE)
             second = product2(resp, sq, sq_low, second, MODE, MODE == "fp16x3" or MODE == "tf32")
         z = z_next
     at_out = tl.program_id(1).to(tl.int64) * k + ks

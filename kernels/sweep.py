@@ -187,7 +187,9 @@ def _sweep(
     samples: Samples, prepared: Prepared, configs: Configs, dtype: torch.dtype | None = None
 ) -> _Sweep:
     kind = _FullSweep if prepared.components.covariance_type == "full" else _Sweep
-    return kind(samples, prepared, configs, dtype or samples.values.dtype)
+    # fp16x3 multiplies by both parts of a responsibility.
+    stored = torch.float32 if samples.mode == "fp16x3" else samples.values.dtype
+    return kind(samples, prepared, configs, dtype or stored)
 
 
 def sweep_rows(samples: Samples, prepared: Prepared, configs: Configs = None) -> Rows:

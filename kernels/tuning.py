@@ -84,7 +84,9 @@ def _chunked_bytes(problem: Problem, config: Config, parts: int) -> int:
     stages = max(1, config.num_stages)
     diag = problem.covariance_type == "diag"
     if problem.job == "sum":
-        step = size * config.block_n * (config.block_k + parts * SUM_BLOCK_D)
+        # Responsibilities come in float32 where both their parts are used.
+        resp = 4 if parts == 2 else size
+        step = config.block_n * (resp * config.block_k + size * parts * SUM_BLOCK_D)
         return step * stages + (2 * size * config.block_n * SUM_BLOCK_D if diag else 0)
     row = size * chunk_block_d(problem.mode) * parts
     step = row * (config.block_n + config.block_k * (2 if diag else 1))
