@@ -18,7 +18,8 @@ import triton
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gmm_ivf.kernels import em, tuning  # noqa: E402 - after the path
+from gmm_ivf.eval.kernel_cases import draw  # noqa: E402 - after the path
+from gmm_ivf.kernels import em, tuning  # noqa: E402
 from gmm_ivf.kernels.components import Components  # noqa: E402
 from gmm_ivf.kernels.operands import is_fused, padded_features  # noqa: E402
 
@@ -30,21 +31,8 @@ PRODUCTS = {  # products per sample, component and feature of each job
 
 
 def make_case(kind: str, n: int, k: int, d: int) -> tuple[torch.Tensor, Components]:
-    """Clustered data: variance 0.5, means of standard deviation 1 (and the mixture itself)."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    means = torch.randn(k, d, generator=generator, device="cuda")
-    x = torch.empty(n, d, device="cuda")
-    for start in range(0, n, 1 << 20):
-        tile = x[start : start + (1 << 20)]
-        pick = torch.randint(k, (len(tile),), generator=generator, device="cuda")
-        noise = torch.randn(tile.shape, generator=generator, device="cuda")
-        tile.copy_(means[pick] + 0.5**0.5 * noise)
-    half = torch.tensor(0.5, dtype=torch.float64, device="cuda")
-    ball = half * torch.eye(d, dtype=torch.float64, device="cuda")
-    shapes = {"spherical": half.expand(k), "diag": half.expand(k, d), "tied": ball}
-    covariances = shapes.get(kind, ball.expand(k, d, d))
-    weights = torch.full((k,), 1.0 / k, dtype=torch.float64, device="cuda")
-    return x, Components.from_covariances(kind, weights, means.double(), covariances)
+    """The samples of `eval.kernels` and the mixture they come from, on the GPU."""
+    return draw(kind, n, k, d, torch.device("cuda"))
 
 
 def launcher(job, samples, prepared, rows, config):

@@ -1,0 +1,206 @@
+"""Command line: time, memory and accuracy of EM on the kernels, and of what else is installed.
+
+Run ``python -m eval.kernels`` in a checkout, ``python -m gmm_ivf.eval.kernels`` when installed.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
+from gmm_ivf.eval.kernel_cases import DEFAULT, Case, quick
+from gmm_ivf.eval.kernel_contenders import Contender, Torch, Triton
+from gmm_ivf.eval.kernel_plots import save
+from gmm_ivf.eval.kernel_results import Row, Store
+from gmm_ivf.eval.kernel_rivals import rivals
+from gmm_ivf.eval.kernel_run import LeftOut, Plan, run, summary
+from gmm_ivf.eval.kernel_table import to_text
+from gmm_ivf.eval.progress import say
+
+_BUDGET_SECONDS = 480.0
+_NOTHING, _INTERRUPTED = 1, 130
+_PACKAGES = ("triton", "flash-kmeans", "fastkmeans", "torchgmm")
+_EPILOG = """\
+cases: KIND:MODE:N:K:D, such as spherical:fp16:1M:1024:128
+  KIND spherical, diag, tied or full; MODE the precision of our kernels; N, K, D may end in k or M
+Writes results.jsonl, kernels.png, kernels.svg and table.txt into --out. What is too large, too slow
+or not installed is said in the table. A run that was stopped goes on where it was when the same
+command is given again in the same checkout without changes."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are one sentence, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the cases.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        0, 1 when nothing could be measured, 130 after Ctrl-C. Bad arguments exit with 2.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    store = None
+    try:
+        try:
+            plan, notes, store = _prepare(args)
+        except (ValueError, OSError, ImportError) as error:
+            parser.error(str(error))
+        with _empty_cache():
+            rows, left_out = run(plan, store)
+    except KeyboardInterrupt:
+        kept = f"{len(store)} rows are in {store.path}" if store else "nothing was measured yet"
+        say(f"interrupted: {kept}")
+        return _INTERRUPTED
+    _write(rows, [*notes, *_left(left_out, plan.seconds)], store.path)
+    return 0 if any(row.status == "ok" for row in rows) else _NOTHING
+
+
+def _parser() -> argparse.ArgumentParser:
+    spec = globals()["__spec__"]
+    parser = _Parser(
+        prog=f"python -m {spec.name if spec else 'eval.kernels'}",
+        description="Time, memory and accuracy of EM: our backends beside what else is installed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--case", action="append", metavar="KIND:MODE:N:K:D", help="repeatable, see below")
+    add("--quick", action="store_true", help="small cases, seconds")
+    add("--fit", action="store_true", help="whole fits from host memory too")
+    add("--rival", action="append", choices=tuple(rivals()), help="repeatable; default: all")
+    add("--no-rivals", action="store_true", help="our backends only")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--threads", type=_positive, help="default: all cores")
+    add(
+        "--budget",
+        type=_seconds,
+        default=_BUDGET_SECONDS,
+        metavar="SECONDS",
+        help="for everything; default: %(default)g",
+    )
+    add("--out", type=Path, help="folder for results; default: results/kernels")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"wanted a number of seconds above 0, got {text!r}")
+    return value
+
+
+def _prepare(args: argparse.Namespace) -> tuple[Plan, list[str], Store]:
+    """Check everything that can be wrong with the arguments.
+
+    Raises
+    ------
+    ValueError, OSError, ImportError
+        In one sentence for the user.
+    """
+    if args.rival and args.no_rivals:
+        raise ValueError("give --rival or --no-rivals, not both")
+    if args.case and args.quick:
+        raise ValueError("give --case or --quick, not both")
+    cases = tuple(dict.fromkeys(Case.parse(text) for text in args.case or ()))
+    device = resolve_device(args.device)
+    notes = []
+    if not cases:
+        small = args.quick or device == "cpu"
+        cases = quick("fp32" if device == "cpu" else "fp16") if small else DEFAULT
+        if small and not args.quick:
+            notes.append("The default cases are for a GPU; these are those of --quick.")
+    threads = args.threads or usable_cores()
+    set_threads(threads)
+    place = torch.device(device)
+    contenders, note = _contenders(args, place)
+    folder = args.out or Path("results") / ("kernels-quick" if args.quick else "kernels")
+    folder.mkdir(parents=True, exist_ok=True)
+    store = Store(folder / "results.jsonl", _environment(threads, device))
+    plan = Plan(cases, contenders, args.fit, place, args.budget)
+    return plan, [*notes, *note], store
+
+
+def _contenders(
+    args: argparse.Namespace, device: torch.device
+) -> tuple[tuple[Contender, ...], list[str]]:
+    """Those who can run here, and a sentence on the others."""
+    known = rivals()
+    names = [] if args.no_rivals else dict.fromkeys(args.rival or known)
+    wanted = [Triton(), Torch(), *(known[name] for name in names)]
+    reasons = {contender.name: contender.missing(device) for contender in wanted}
+    usable = tuple(contender for contender in wanted if reasons[contender.name] is None)
+    absent = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
+    return usable, [f"Not measured: {', '.join(absent)}."] if absent else []
+
+
+def _environment(threads: int, device: str) -> dict[str, Any]:
+    """The stamp of this machine, with triton and the rivals."""
+    environment = stamp(threads, device)
+    for name in _PACKAGES:
+        try:
+            environment["packages"][name] = version(name)
+        except PackageNotFoundError:
+            environment["packages"][name] = None
+    return environment
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Let Triton compile as on a machine that has never run it, unless the user chose a cache."""
+    if "TRITON_CACHE_DIR" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="eval-kernels-") as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["TRITON_CACHE_DIR"]
+
+
+def _left(left_out: Sequence[LeftOut], seconds: float) -> list[str]:
+    if not left_out:
+        return []
+    return [f"Left out for want of time (--budget {seconds:g}): {summary(left_out)}."]
+
+
+def _write(rows: Sequence[Row], notes: Sequence[str], path: Path) -> None:
+    table = to_text(rows, notes)
+    (path.parent / "table.txt").write_text(table, encoding="utf-8")
+    print(table)
+    line = f"lines: {path}"
+    if any(row.job == "iteration" and row.best_ms is not None for row in rows):
+        line += f"   figure: {save(rows, path.parent)[0]}"
+    print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
