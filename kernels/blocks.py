@@ -51,11 +51,17 @@ def product(a, b, acc, MODE: tl.constexpr):
 
 @triton.jit
 def product3(a, a_low, b, b_low, acc, MODE: tl.constexpr):
-    """`product`, with the low parts of both operands in mode fp16x3 (small terms first)."""
+    """`product`, with the low parts of both operands in mode fp16x3.
+
+    There the products start from zero and are added by ordinary instructions: tensor cores truncate
+    their sums, which over many features is a bias.
+    """
     if MODE == "fp16x3":
-        acc = tl.dot(a_low, b, acc)
-        acc = tl.dot(a, b_low, acc)
-    return product(a, b, acc, MODE)
+        small = tl.dot(a, b_low, tl.dot(a_low, b))
+        out = acc + (small + tl.dot(a, b))
+    else:
+        out = product(a, b, acc, MODE)
+    return out
 
 
 @triton.jit
