@@ -16,7 +16,7 @@ from gmm_ivf.kernels.components import (
 )
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.params import Frame
-from gmm_ivf.rows import DATA_REACH, Rows
+from gmm_ivf.rows import DATA_REACH, INSIDE, Rows
 
 # Share of the free GPU memory that the samples may take to stay there between iterations.
 _RESIDENT_SHARE = 0.5
@@ -77,8 +77,9 @@ class Engine:
                 yield start, whole[start:stop]
         else:
             for start, stop in self.rows.spans(size):
-                tile = self.rows.tile(start, stop, self.frame, dtype, self.device, self.reach)
-                yield start, tile
+                # The scan has seen all samples: where the mode serves the frame it serves them.
+                reach = None if self.reach[dtype] >= INSIDE else self.reach
+                yield start, self.rows.tile(start, stop, self.frame, dtype, self.device, reach)
 
     def _stays_on_device(self, dtype: torch.dtype) -> bool:
         """A GPU keeps the samples if they fit; on a CPU they lie in memory already."""
@@ -94,7 +95,8 @@ class Engine:
         if dtype not in self._resident:
             whole = torch.empty(self.rows.n, self.rows.d, dtype=dtype, device=self.device)
             for start, stop in self.rows.spans(self.tile_rows(1)):
-                whole[start:stop] = self.rows.tile(start, stop, self.frame, dtype, self.device)
+                tile = self.rows.tile(start, stop, self.frame, dtype, self.device, None)
+                whole[start:stop] = tile
             self._resident[dtype] = whole
         return self._resident[dtype]
 
@@ -107,7 +109,7 @@ class Engine:
     def e_step(
         self,
         components: Components,
-        respond: torch_backend.Responder = torch_backend.responsibilities,
+        respond: torch_backend.Responder | None = None,
     ) -> Statistics:
         """Sufficient statistics of all samples about the means of the components."""
         prepared, dtype = self.prepare(components)

@@ -12,7 +12,9 @@ from gmm_ivf.params import Frame
 
 _SCAN_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 _UPLOAD_ELEMENTS = 1 << 22
-# Serves the samples that a frame was made for, whose coordinates are at most 16.
+# Coordinates of the samples that a frame was made for are at most this, with room for rounding.
+INSIDE = 16.01
+# Serves those samples.
 DATA_REACH = {torch.float32: 64.0, torch.float64: 64.0}
 
 
@@ -127,12 +129,13 @@ class Rows:
         frame: Frame,
         dtype: torch.dtype,
         device: torch.device,
-        reach: Mapping[torch.dtype, float] = DATA_REACH,
+        reach: Mapping[torch.dtype, float] | None = DATA_REACH,
     ) -> Tensor:
         """Rows start to stop in the frame; contiguous, on the device.
 
         `reach` is the largest coordinate that each dtype serves. A tile with a sample beyond that
-        of float32 comes back in float64 even where float32 was asked for.
+        of float32 comes back in float64 even where float32 was asked for. None is for samples that
+        were scanned: they are finite, and near enough.
 
         Raises
         ------
@@ -140,6 +143,8 @@ class Rows:
             Naming a row that is not finite, or too far away for float64.
         """
         part = self.block(start, stop).to(device)
+        if reach is None:
+            return self._inside(part, frame, dtype)
         self._refuse_non_finite(part, start)
         inside = self._inside(part, frame, dtype)
         largest = float(inside.abs().max())

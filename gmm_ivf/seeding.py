@@ -255,13 +255,14 @@ def _assign(sample: Tensor, centers: Tensor, size: int) -> tuple[Tensor, Tensor]
 def _sums_by_label(sample: Tensor, label: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
     """Sum and count of the samples of each label, float64; added in a fixed order.
 
-    On a GPU sorted runs, since the order of `index_add_` there is up to the hardware.
+    Up to 16,384 samples are added in their own dtype. On a GPU sorted runs, since the order of
+    `index_add_` there is up to the hardware.
     """
     counts = torch.bincount(label, minlength=n_components)
     if sample.device.type == "cpu":
         sums = torch.zeros(n_components, sample.shape[1], dtype=torch.float64)
         for part, of in zip(sample.split(_SUM_ROWS), label.split(_SUM_ROWS), strict=True):
-            sums.index_add_(0, of, part.double())
+            sums += torch.zeros_like(sums, dtype=part.dtype).index_add_(0, of, part)
         return sums, counts.double()
     order = torch.argsort(label, stable=True)
     columns = sample.split(max(1, _COLUMN_ELEMENTS // len(sample)), dim=1)

@@ -48,10 +48,10 @@ class TritonEngine(Engine):
     def e_step(
         self,
         components: Components,
-        respond: torch_backend.Responder = torch_backend.responsibilities,
+        respond: torch_backend.Responder | None = None,
     ) -> Statistics:
         """Sufficient statistics of all samples about the means of the components."""
-        if respond is not torch_backend.responsibilities:
+        if respond is not None:
             return super().e_step(components, respond)
         samples = self._samples or self._staged(components)
         prepared = em.prepare(components, self.mode)

@@ -25,11 +25,21 @@ _TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 @dataclass(frozen=True)
 class Prepared:
-    """Components with the float64 coefficients of their log-densities, and a precision mode."""
+    """Components with the coefficients of their log-densities, and a precision mode.
+
+    Attributes
+    ----------
+    components : Components
+    mode : str
+    coefficients : Tensor of shape (K, F), float64, or None for full
+    rounded : Tensor or None
+        The same in the dtype of the mode, for all tiles but those of far samples.
+    """
 
     components: Components
     mode: str
     coefficients: Tensor | None
+    rounded: Tensor | None
 
     @property
     def kind(self) -> str:
@@ -73,6 +83,8 @@ def tile_rows(n_components: int, n_features: int, device: torch.device) -> int:
     """Rows of a tile: bounds the temporaries whatever the number of samples."""
     elements = _TILE_ELEMENTS.get(device.type, _TILE_ELEMENTS["cuda"])
     rows = elements // max(n_components, 2 * n_features, 1)
+    # Below a thousand rows each tile costs more in launches than it saves in memory traffic.
+    rows = max(rows, min(1024, 4 * elements // max(n_components, n_features, 1)))
     return max(64, min(rows // 64 * 64, 1 << 16))
 
 
@@ -80,7 +92,7 @@ def prepare(components: Components, mode: str) -> Prepared:
     """Coefficients of the log-densities over `_features`, once per iteration."""
     c = components
     if c.covariance_type == "full":
-        return Prepared(c, mode, None)
+        return Prepared(c, mode, None, None)
     means, factor = c.means, c.precisions_cholesky
     if c.covariance_type == "tied":
         means = means @ factor
@@ -93,7 +105,8 @@ def prepare(components: Components, mode: str) -> Prepared:
     parts = [linear, offset[:, None]]
     if c.covariance_type != "tied":
         parts.insert(0, -0.5 * precision)
-    return Prepared(c, mode, torch.cat(parts, dim=1))
+    coefficients = torch.cat(parts, dim=1)
+    return Prepared(c, mode, coefficients, coefficients.to(compute_dtype(mode)))
 
 
 def _features(x: Tensor, kind: str, mode: str) -> Tensor:
@@ -108,16 +121,23 @@ def _features(x: Tensor, kind: str, mode: str) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def log_joint(x: Tensor, prepared: Prepared) -> Tensor:
-    """``log(weight_k N(x_n; mean_k, Sigma_k))`` of a tile, shape (n, K), in the dtype of x."""
-    if prepared.coefficients is None:
+def log_joint(x: Tensor, prepared: Prepared, features: Tensor | None = None) -> Tensor:
+    """``log(weight_k N(x_n; mean_k, Sigma_k))`` of a tile, shape (n, K), in the dtype of x.
+
+    `features` are those of the tile, where they are known.
+    """
+    coefficients, rounded = prepared.coefficients, prepared.rounded
+    if coefficients is None or rounded is None:
         return _log_joint_full(x, prepared.components)
-    coefficients = prepared.coefficients.to(x.dtype)
+    if rounded.dtype != x.dtype:
+        rounded = coefficients.to(x.dtype)
     if prepared.kind != "tied":
-        return _features(x, prepared.kind, prepared.mode) @ coefficients.T
+        if features is None:
+            features = _features(x, prepared.kind, prepared.mode)
+        return features @ rounded.T
     white = x @ prepared.components.precisions_cholesky.to(x.dtype)
     white = _features(white, "tied", prepared.mode)
-    logits = white @ coefficients.T
+    logits = white @ rounded.T
     return logits.sub_(0.5 * white[:, :-1].square().sum(1, keepdim=True))
 
 
@@ -136,9 +156,11 @@ def _log_joint_full(x: Tensor, c: Components) -> Tensor:
     return out
 
 
-def responsibilities(x: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+def responsibilities(
+    x: Tensor, prepared: Prepared, features: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Log-density (n,) and responsibilities (n, K) of a tile."""
-    logits = log_joint(x, prepared)
+    logits = log_joint(x, prepared, features)
     resp = torch.softmax(logits, dim=1)
     return _log_densities(logits, resp), resp
 
@@ -190,7 +212,7 @@ def e_step(
     tiles: Iterable[Tensor],
     prepared: Prepared,
     total_scatter: Tensor | None = None,
-    respond: Responder = responsibilities,
+    respond: Responder | None = None,
 ) -> Statistics:
     """Sufficient statistics of all tiles.
 
@@ -202,8 +224,8 @@ def e_step(
         The statistics are about the means of its components.
     total_scatter : Tensor of shape (D, D), optional
         The result of `scatter`; required for tied covariances.
-    respond : callable, default=responsibilities
-        Gives log-density and responsibilities of a tile; starts put their own in.
+    respond : callable, optional
+        Gives log-density and responsibilities of a tile in place of those of the components.
 
     Returns
     -------
@@ -213,23 +235,28 @@ def e_step(
     means = prepared.components.means
     full = prepared.kind == "full"
     log_likelihood = means.new_zeros(())
-    sums = None
+    sums: tuple[Tensor, ...] | None = None
     for x in tiles:
-        log_density, resp = respond(x, prepared)
-        log_likelihood += log_density.double().sum()
-        part = _moments_full(x, resp, means) if full else _moments(x, resp, prepared)
-        sums = part if sums is None else tuple(a + b for a, b in zip(sums, part, strict=True))
+        features = None if full else _features(x, prepared.kind, prepared.mode)
+        if respond is None:
+            density, resp = responsibilities(x, prepared, features)
+        else:
+            density, resp = respond(x, prepared)
+        log_likelihood += density.sum(dtype=torch.float64)
+        if features is None:
+            part = _moments_full(x, resp, means)
+        else:
+            part = (round_operand(resp, prepared.mode).T @ features,)
+        if sums is None:
+            sums = tuple(p.double() for p in part)
+        else:
+            for total, p in zip(sums, part, strict=True):
+                total += p
     if sums is None:
         raise ValueError("tiles: at least one tile of samples is needed, got none.")
     if full:
         return Statistics(log_likelihood, *sums)
     return _about_means(log_likelihood, sums[0], prepared, total_scatter)
-
-
-def _moments(x: Tensor, resp: Tensor, prepared: Prepared) -> tuple[Tensor]:
-    """Sums of the features about the origin, (K, F); in the dtype of x within the tile."""
-    resp = round_operand(resp, prepared.mode)
-    return ((resp.T @ _features(x, prepared.kind, prepared.mode)).double(),)
 
 
 def _moments_full(x: Tensor, resp: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
