@@ -33,7 +33,8 @@ cases: KIND:MODE:N:K:D, such as spherical:fp16:1M:1024:128
   KIND spherical, diag, tied or full; MODE the precision of our kernels; N, K, D may end in k or M
 Writes results.jsonl, kernels.png, kernels.svg and table.txt into --out. What is too large, too slow
 or not installed is said in the table. A run that was stopped goes on where it was when the same
-command is given again in the same checkout without changes."""
+command is given again in the same checkout without changes. Outside a checkout the environment
+variable GIT_COMMIT names the commit in the lines."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -164,6 +165,7 @@ def _contenders(
 def _environment(threads: int, device: str) -> dict[str, Any]:
     """The stamp of this machine, with triton and the rivals."""
     environment = stamp(threads, device)
+    environment["commit"] = environment["commit"] or os.environ.get("GIT_COMMIT")
     for name in _PACKAGES:
         try:
             environment["packages"][name] = version(name)
