@@ -136,9 +136,9 @@ def _in_time(contender: Contender, case: Case, job: str, budget: Budget) -> bool
 
 
 def _release(device: torch.device) -> None:
-    """Give back what the last one held, so that the next one meets the same memory."""
-    gc.collect()
+    """Give back what the last one held on a GPU, so that the next one meets the same memory."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 

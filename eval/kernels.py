@@ -3,6 +3,7 @@
 Run ``python -m eval.kernels`` in a checkout, ``python -m gmm_ivf.eval.kernels`` when installed.
 """
 
+# torch is imported late, after `set_threads`: it reads its settings of threads once.
 import argparse
 import os
 import sys
@@ -11,20 +12,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
-from gmm_ivf.eval.kernel_cases import DEFAULT, Case, quick
-from gmm_ivf.eval.kernel_contenders import Contender, Torch, Triton
-from gmm_ivf.eval.kernel_plots import save
-from gmm_ivf.eval.kernel_results import Row, Store
-from gmm_ivf.eval.kernel_rivals import rivals
-from gmm_ivf.eval.kernel_run import LeftOut, Plan, run, summary
-from gmm_ivf.eval.kernel_table import to_text
 from gmm_ivf.eval.progress import say
 
+if TYPE_CHECKING:
+    from gmm_ivf.eval.kernel_contenders import Contender
+    from gmm_ivf.eval.kernel_results import Row, Store
+    from gmm_ivf.eval.kernel_run import LeftOut, Plan
+
+RIVALS = (
+    "chunked-fp32",
+    "chunked-tf32",
+    "chunked-bf16",
+    "scikit-learn",
+    "flash-kmeans",
+    "fastkmeans",
+    "torchgmm",
+    "faiss-cpu",
+    "faiss-gpu",
+)
 _BUDGET_SECONDS = 480.0
 _NOTHING, _INTERRUPTED = 1, 130
 _PACKAGES = ("triton", "flash-kmeans", "fastkmeans", "torchgmm")
@@ -65,8 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan, notes, store = _prepare(args)
         except (ValueError, OSError, ImportError) as error:
             parser.error(str(error))
+        from gmm_ivf.eval import kernel_run
+
         with _empty_cache():
-            rows, left_out = run(plan, store)
+            rows, left_out = kernel_run.run(plan, store)
     except KeyboardInterrupt:
         kept = f"{len(store)} rows are in {store.path}" if store else "nothing was measured yet"
         say(f"interrupted: {kept}")
@@ -87,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--case", action="append", metavar="KIND:MODE:N:K:D", help="repeatable, see below")
     add("--quick", action="store_true", help="small cases, seconds")
     add("--fit", action="store_true", help="whole fits from host memory too")
-    add("--rival", action="append", choices=tuple(rivals()), help="repeatable; default: all")
+    add("--rival", action="append", choices=RIVALS, help="repeatable; default: all")
     add("--no-rivals", action="store_true", help="our backends only")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--threads", type=_positive, help="default: all cores")
@@ -118,7 +128,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _prepare(args: argparse.Namespace) -> tuple[Plan, list[str], Store]:
+def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store]":
     """Check everything that can be wrong with the arguments.
 
     Raises
@@ -130,6 +140,14 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, list[str], Store]:
         raise ValueError("give --rival or --no-rivals, not both")
     if args.case and args.quick:
         raise ValueError("give --case or --quick, not both")
+    threads = args.threads or usable_cores()
+    set_threads(threads)
+    import torch
+
+    from gmm_ivf.eval.kernel_cases import DEFAULT, Case, quick
+    from gmm_ivf.eval.kernel_results import Store
+    from gmm_ivf.eval.kernel_run import Plan
+
     cases = tuple(dict.fromkeys(Case.parse(text) for text in args.case or ()))
     device = resolve_device(args.device)
     notes = []
@@ -138,8 +156,6 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, list[str], Store]:
         cases = quick("fp32" if device == "cpu" else "fp16") if small else DEFAULT
         if small and not args.quick:
             notes.append("The default cases are for a GPU; these are those of --quick.")
-    threads = args.threads or usable_cores()
-    set_threads(threads)
     place = torch.device(device)
     contenders, note = _contenders(args, place)
     folder = args.out or Path("results") / ("kernels-quick" if args.quick else "kernels")
@@ -149,12 +165,13 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, list[str], Store]:
     return plan, [*notes, *note], store
 
 
-def _contenders(
-    args: argparse.Namespace, device: torch.device
-) -> tuple[tuple[Contender, ...], list[str]]:
+def _contenders(args: argparse.Namespace, device: Any) -> "tuple[tuple[Contender, ...], list[str]]":
     """Those who can run here, and a sentence on the others."""
+    from gmm_ivf.eval.kernel_contenders import Torch, Triton
+    from gmm_ivf.eval.kernel_rivals import rivals
+
     known = rivals()
-    names = [] if args.no_rivals else dict.fromkeys(args.rival or known)
+    names = [] if args.no_rivals else dict.fromkeys(args.rival or RIVALS)
     wanted = [Triton(), Torch(), *(known[name] for name in names)]
     reasons = {contender.name: contender.missing(device) for contender in wanted}
     usable = tuple(contender for contender in wanted if reasons[contender.name] is None)
@@ -188,13 +205,18 @@ def _empty_cache() -> Iterator[None]:
             del os.environ["TRITON_CACHE_DIR"]
 
 
-def _left(left_out: Sequence[LeftOut], seconds: float) -> list[str]:
+def _left(left_out: "Sequence[LeftOut]", seconds: float) -> list[str]:
+    from gmm_ivf.eval.kernel_run import summary
+
     if not left_out:
         return []
     return [f"Left out for want of time (--budget {seconds:g}): {summary(left_out)}."]
 
 
-def _write(rows: Sequence[Row], notes: Sequence[str], path: Path) -> None:
+def _write(rows: "Sequence[Row]", notes: Sequence[str], path: Path) -> None:
+    from gmm_ivf.eval.kernel_plots import save
+    from gmm_ivf.eval.kernel_table import to_text
+
     table = to_text(rows, notes)
     (path.parent / "table.txt").write_text(table, encoding="utf-8")
     print(table)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -146,7 +148,7 @@ def test_rivals_that_are_not_installed_are_named(tmp_path, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_the_default_is_quick(monkeypatch, tmp_path, capsys):
     seen = []
-    monkeypatch.setattr(kernels, "run", lambda plan, store: (seen.append(plan), ([], []))[1])
+    monkeypatch.setattr(kernel_run, "run", lambda plan, store: (seen.append(plan), ([], []))[1])
     assert command(tmp_path, "--no-rivals") == 1
     assert seen[0].cases == quick("fp32")
     printed = capsys.readouterr().out
@@ -159,9 +161,15 @@ def test_ctrl_c_says_what_is_kept(monkeypatch, tmp_path, capsys):
         store.append(blank(plan.contenders[-1], CASE, "iteration", CPU))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernels, "run", stop)
+    monkeypatch.setattr(kernel_run, "run", stop)
     assert command(tmp_path, "--no-rivals", "--quick", "--device", "cpu") == 130
     assert "interrupted: 1 rows are in" in capsys.readouterr().err
+
+
+def test_idle_threads_sleep():
+    """OpenMP reads it when torch is loaded, so the command must not load torch before."""
+    code = "import sys, gmm_ivf.eval.kernels; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_default_table_is_ordered_by_importance():
