@@ -143,10 +143,10 @@ DEFAULT = (*TARGETS, *_CURVES)
 def quick(mode: str) -> tuple[Case, ...]:
     """Small cases that show all covariance types and a short curve in each direction."""
     sizes = {
-        "spherical": [(8_000, 32, 16), (2_000, 32, 16), (8_000, 128, 16), (8_000, 32, 64)],
-        "diag": [(8_000, 32, 16)],
-        "tied": [(8_000, 32, 16)],
-        "full": [(2_000, 8, 8)],
+        "spherical": [(4_000, 32, 16), (1_000, 32, 16), (4_000, 128, 16), (4_000, 32, 64)],
+        "diag": [(4_000, 32, 16)],
+        "tied": [(4_000, 32, 16)],
+        "full": [(1_000, 8, 8)],
     }
     return tuple(Case(kind, mode, *size) for kind, found in sizes.items() for size in found)
 
