@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from gmm_ivf.eval.commands import Parser, positive, program
 from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
 from gmm_ivf.eval.progress import say
 
@@ -43,13 +44,6 @@ Writes results.jsonl, kernels.png, kernels.svg and table.txt into --out. What is
 or not installed is said in the table. A run that was stopped goes on where it was when the same
 command is given again in the same checkout without changes. Outside a checkout the environment
 variable GIT_COMMIT names the commit in the lines."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence, without the usage above it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,9 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    spec = globals()["__spec__"]
-    parser = _Parser(
-        prog=f"python -m {spec.name if spec else 'eval.kernels'}",
+    parser = Parser(
+        prog=program(globals()["__spec__"], "eval.kernels"),
         description="Time, memory and accuracy of EM: our backends beside what else is installed.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -100,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rival", action="append", choices=RIVALS, help="repeatable; default: all")
     add("--no-rivals", action="store_true", help="our backends only")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--threads", type=_positive, help="default: all cores")
+    add("--threads", type=positive, help="default: all cores")
     add(
         "--budget",
         type=_seconds,
@@ -110,12 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, help="folder for results; default: results/kernels")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gmm_ivf import diagnose
 from gmm_ivf.datasets.synthetic import GENERATORS
 from gmm_ivf.eval.accuracy import Problem, Result, run_problem
 from gmm_ivf.eval.accuracy_table import to_text
+from gmm_ivf.eval.commands import Parser, positive, program
 from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
 from gmm_ivf.eval.progress import bar, say
 from gmm_ivf.kernels.components import COVARIANCE_TYPES
@@ -36,13 +37,6 @@ Samples are drawn with the public generators of gmm_ivf.datasets.synthetic and e
 parameters they were drawn with, against float64 on the same float32 samples.
 Writes results.jsonl and table.txt into --out. Exit status: 0, or 1 when a mode misses its limits
 where "auto" would take it."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence, without the usage above it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,9 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    spec = globals()["__spec__"]
-    parser = _Parser(
-        prog=f"python -m {spec.name if spec else 'eval.precision'}",
+    parser = Parser(
+        prog=program(globals()["__spec__"], "eval.precision"),
         description="Accuracy of the precision modes of GaussianMixture against float64.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,9 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--mode", action="append", choices=tuple(ROUNDING_UNITS), help="repeatable; default: all")
     add("--backend", choices=BACKENDS, default="auto", help="of the modes; default: %(default)s")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--n", type=_positive, help=f"samples; default: {_PER_COMPONENT} a component")
-    add("--d", type=_positive, action="append", help="repeatable; default: 32, 64, 128, 960")
-    add("--k", type=_positive, action="append", help="repeatable; default: 16, 256, 1024")
+    add("--n", type=positive, help=f"samples; default: {_PER_COMPONENT} a component")
+    add("--d", type=positive, action="append", help="repeatable; default: 32, 64, 128, 960")
+    add("--k", type=positive, action="append", help="repeatable; default: 16, 256, 1024")
     add("--set", action="append", choices=tuple(GENERATORS), help="repeatable; default: all three")
     add("--shift", type=float, action="append", help="repeatable; default: 0 and 1000")
     add(
@@ -104,17 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         help="repeatable; default: spherical",
     )
     add("--seed", type=int, default=0)
-    add("--threads", type=_positive, help="default: all cores")
+    add("--threads", type=positive, help="default: all cores")
     add("--quick", action="store_true", help="D 32 and 128, K 16 and 256, fewer samples")
     add("--diagnose", action="store_true", help="explain the worst result sample by sample")
     add("--out", type=Path, help="folder for results; default: results/precision")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[list[Problem], str, dict[str, Any], Path]:
