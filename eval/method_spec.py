@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from gmm_ivf.rules import RULES, Rule, option_names
+
 Option = Callable[[str], Any]
 
 
@@ -67,6 +69,19 @@ def _at_least(low: float) -> Option:
     return parse
 
 
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.lower() == "true"
+
+
 def _one_of(*names: str) -> Option:
     def parse(text: str) -> str:
         if text not in names:
@@ -96,27 +111,45 @@ _FIT_OPTIONS: dict[str, Option] = {
     "reg_covar": _at_least(0),
     "tol": _at_least(0),
 }
-_SOFT_OPTIONS: dict[str, Option] = {
-    "max_lists": _count,
-    "replication": _at_least(1),
-    "tau": _threshold,
+#: The rule that goes by posteriors; all others go by geometry, on any centroids.
+RESPONSIBILITY = "responsibility"
+_BUDGET_OPTIONS: dict[str, Option] = {"replication": _at_least(1), "tau": _threshold}
+# Ranges are checked by the rules themselves.
+_GEOMETRY_OPTIONS: dict[str, Option] = {
+    "candidates": _count,
+    "eps": _real,
+    "lambda": _real,
+    "rng_factor": _real,
+    "strict": _flag,
 }
+_SOFT_OPTIONS: dict[str, Option] = {"max_lists": _count} | _GEOMETRY_OPTIONS
 
 #: Options that each method takes, by name.
 OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
     {
         "kmeans": {"niter": _count},
         "gmm": _FIT_OPTIONS,
-        "gmm-soft": _FIT_OPTIONS | _SOFT_OPTIONS,
+        "gmm-soft": _FIT_OPTIONS
+        | _SOFT_OPTIONS
+        | _BUDGET_OPTIONS
+        | {"rule": _one_of(RESPONSIBILITY, *RULES)},
+        "kmeans-soft": {"niter": _count, "rule": _one_of(*RULES)} | _SOFT_OPTIONS,
     }
 )
 
-#: What a method does where its spec says nothing; `replication` yields to a given `tau`.
+#: What a method does where its spec says nothing; `replication` yields to a given `tau`, and to a
+#: rule that has no such threshold.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "kmeans": {},
         "gmm": {"covariance_type": "spherical"},
-        "gmm-soft": {"covariance_type": "spherical", "max_lists": 2, "replication": 1.5},
+        "gmm-soft": {
+            "covariance_type": "spherical",
+            "max_lists": 2,
+            "replication": 1.5,
+            "rule": RESPONSIBILITY,
+        },
+        "kmeans-soft": {"max_lists": 2, "rule": "air"},
     }
 )
 
@@ -140,13 +173,25 @@ def parse_method(text: str) -> MethodSpec:
     ------
     ValueError
         For an unknown method (the known ones are listed), an unknown or repeated option, a value
-        out of range, or `tau` together with `replication`.
+        out of range, `tau` together with `replication`, or options of another rule.
     """
     name, colon, rest = text.strip().partition(":")
     if name not in OPTIONS:
         raise ValueError(f"unknown method {name!r}; known methods: {', '.join(OPTIONS)}")
+    options = _options(text, name, rest.split(",") if colon else [])
+    if "tau" in options and "replication" in options:
+        raise ValueError(f"method {text!r}: give tau or replication, not both")
+    try:
+        defaults = {**DEFAULTS[name], **_defaults_of_rule(name, options)}
+    except ValueError as error:
+        raise ValueError(f"method {text!r}: {error}") from None
+    kept = {key: value for key, value in options.items() if defaults.get(key) != value}
+    return MethodSpec(name, tuple(sorted(kept.items())))
+
+
+def _options(text: str, name: str, parts: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for part in rest.split(",") if colon else ():
+    for part in parts:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in OPTIONS[name] or key in options:
             problem = "repeated option" if key in options else "no such option"
@@ -158,18 +203,54 @@ def parse_method(text: str) -> MethodSpec:
             options[key] = OPTIONS[name][key](value)
         except ValueError as error:
             raise ValueError(f"method {text!r}: {key} must be {error}, got {value!r}") from None
-    if "tau" in options and "replication" in options:
-        raise ValueError(f"method {text!r}: give tau or replication, not both")
-    kept = {key: value for key, value in options.items() if DEFAULTS[name].get(key) != value}
-    return MethodSpec(name, tuple(sorted(kept.items())))
+    return options
+
+
+def rule_of(spec: MethodSpec) -> Rule | str:
+    """The rule of a soft method, as `IndexIVFGMM` takes it: with its options, or RESPONSIBILITY."""
+    return _rule(spec.name, dict(spec.options))
+
+
+def _rule(name: str, options: Mapping[str, Any]) -> Rule | str:
+    rule = options.get("rule", DEFAULTS[name].get("rule", RESPONSIBILITY))
+    if rule == RESPONSIBILITY:
+        known: tuple[str, ...] = tuple(_BUDGET_OPTIONS)
+    else:
+        known = tuple(key.rstrip("_") for key in option_names(rule))
+    given = {key: options[key] for key in (_GEOMETRY_OPTIONS | _BUDGET_OPTIONS) if key in options}
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"rule {rule} has no option {key}; those it has are {', '.join(known) or 'none'}"
+            )
+    if rule == RESPONSIBILITY:
+        return RESPONSIBILITY
+    # "lambda" is a word of Python, so the field has another name.
+    return RULES[rule](**{"lambda_" if key == "lambda" else key: given[key] for key in given})
+
+
+def _defaults_of_rule(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the options of the rule, after a check of those given."""
+    rule = _rule(name, options)
+    if isinstance(rule, str):
+        return {}
+    default = type(rule)()
+    return {key.rstrip("_"): getattr(default, key) for key in vars(default)}
 
 
 def label(method: str) -> str:
     """Name of a method for a figure, from its canonical spelling."""
     spec = parse_method(method)
-    names = {"kmeans": "k-means", "gmm": "GMM, hard", "gmm-soft": "GMM, soft"}
-    options = dict(spec.options)
-    if spec.name == "gmm-soft" and "tau" not in options:
-        options = {"replication": DEFAULTS["gmm-soft"]["replication"]} | options
+    names = {
+        "kmeans": "k-means",
+        "gmm": "GMM, hard",
+        "gmm-soft": "GMM, soft",
+        "kmeans-soft": "k-means, soft",
+    }
+    options, defaults = dict(spec.options), DEFAULTS[spec.name]
+    if options.get("rule", defaults.get("rule", RESPONSIBILITY)) != RESPONSIBILITY:
+        options = {"rule": defaults["rule"]} | options
+    elif "replication" in defaults and "tau" not in options:
+        options = {"replication": defaults["replication"]} | options
     text = ", ".join(f"{key} {value}" for key, value in options.items())
     return f"{names[spec.name]} ({text})" if text else names[spec.name]

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from gmm_ivf.eval.environment import require_faiss
-from gmm_ivf.eval.method_spec import DEFAULTS, FIT_KEYS, MethodSpec
+from gmm_ivf.eval.method_spec import DEFAULTS, FIT_KEYS, RESPONSIBILITY, MethodSpec, rule_of
 
 _ADD_BYTES = 64 << 20
 _LIST_HEADER_BYTES = 48  # two std::vector headers, codes and ids, of FAISS's ArrayInvertedLists
@@ -68,7 +68,8 @@ class BuildContext:
     device : {"cpu", "cuda"}
         Where EM runs; FAISS runs on the CPU.
     quantizers : dict
-        Trained mixtures by their options. Methods that differ in assignment only share one.
+        Trained mixtures and k-means by their options. Methods that differ in assignment only
+        share one.
     """
 
     base: Any
@@ -186,55 +187,90 @@ def blocks(base: Any) -> Iterator[np.ndarray]:
 
 
 def _build_kmeans(spec: MethodSpec, context: BuildContext) -> Searcher:
-    faiss = require_faiss()
+    quantizer, seconds, settings = _trained_kmeans(spec, context)
+    index = _empty_index(quantizer, context)
+    return ListSearcher(index, seconds, _fill(index, context.base), settings)
+
+
+def _build_kmeans_soft(spec: MethodSpec, context: BuildContext) -> Searcher:
+    """k-means under a rule; for inner products its centroids are normalised, as rules need."""
+    from gmm_ivf.quantizer import GMMQuantizer
+
+    trained, seconds, settings = _trained_kmeans(spec, context)
+    centroids = trained.reconstruct_n(0, context.nlist)
+    quantizer = GMMQuantizer.from_centroids(centroids, context.faiss_metric)
+    return _filled_by_rule(spec, context, quantizer, seconds, settings)
+
+
+def _trained_kmeans(spec: MethodSpec, context: BuildContext) -> tuple[Any, float, dict[str, Any]]:
+    """k-means of a spec, its seconds and settings; trained once and charged to each in full."""
+    niter = spec.get("niter", context.iterations)
+    fit = MethodSpec("kmeans", (("niter", niter),))
+    if fit not in context.quantizers:
+        quantizer = require_faiss().IndexFlat(context.train.shape[1], context.faiss_metric)
+        index = _empty_index(quantizer, context)
+        cp = index.cp
+        cp.niter = niter
+        cp.seed = context.seed
+        # FAISS would sample 256 rows per centroid and warn below 39: all rows given are used.
+        cp.max_points_per_centroid = -(-len(context.train) // context.nlist)
+        cp.min_points_per_centroid = 1
+        settings = {
+            "niter": cp.niter,
+            "nredo": cp.nredo,
+            "max_points_per_centroid": cp.max_points_per_centroid,
+        }
+        start = time.perf_counter()
+        index.train(context.train)
+        context.quantizers[fit] = (quantizer, time.perf_counter() - start, settings)
+    quantizer, seconds, settings = context.quantizers[fit]
+    return quantizer, seconds, dict(settings)
+
+
+def _empty_index(quantizer: Any, context: BuildContext) -> Any:
     d = context.train.shape[1]
-    quantizer = faiss.IndexFlat(d, context.faiss_metric)
-    index = faiss.IndexIVFFlat(quantizer, d, context.nlist, context.faiss_metric)
-    cp = index.cp
-    cp.niter = spec.get("niter", context.iterations)
-    cp.seed = context.seed
-    # FAISS would sample 256 rows per centroid and warn below 39: all rows given are used.
-    cp.max_points_per_centroid = -(-len(context.train) // context.nlist)
-    cp.min_points_per_centroid = 1
-    settings = {
-        "niter": cp.niter,
-        "nredo": cp.nredo,
-        "max_points_per_centroid": cp.max_points_per_centroid,
-    }
-    start = time.perf_counter()
-    index.train(context.train)
-    train_seconds = time.perf_counter() - start
-    return ListSearcher(index, train_seconds, _fill(index, context.base), settings)
+    return require_faiss().IndexIVFFlat(quantizer, d, context.nlist, context.faiss_metric)
 
 
 def _build_hard(spec: MethodSpec, context: BuildContext) -> Searcher:
-    faiss = require_faiss()
     quantizer, settings = _trained_quantizer(spec, context)
-    d = context.train.shape[1]
-    index = faiss.IndexIVFFlat(quantizer, d, context.nlist, context.faiss_metric)
+    index = _empty_index(quantizer, context)
     return ListSearcher(index, settings["fit_seconds"], _fill(index, context.base), settings)
 
 
 def _build_soft(spec: MethodSpec, context: BuildContext) -> Searcher:
     from gmm_ivf.index import IndexIVFGMM
 
-    faiss = require_faiss()
     quantizer, settings = _trained_quantizer(spec, context)
-    d = context.train.shape[1]
-    index = faiss.IndexIVFFlat(quantizer, d, context.nlist, context.faiss_metric)
+    if rule_of(spec) != RESPONSIBILITY:
+        return _filled_by_rule(spec, context, quantizer, settings["fit_seconds"], settings)
     options = {key: value for key, value in spec.options if key not in FIT_KEYS}
     options.setdefault("max_lists", DEFAULTS["gmm-soft"]["max_lists"])
     if "tau" in options:
         options["tau"] = options["tau"].resolve(context.nlist)
     else:
         options.setdefault("replication", DEFAULTS["gmm-soft"]["replication"])
-    soft = IndexIVFGMM(index, quantizer, **options)
+    soft = IndexIVFGMM(_empty_index(quantizer, context), quantizer, **options)
     start = time.perf_counter()
     soft.train(context.train)  # the mixture is trained already: solves the threshold only
     threshold_seconds = time.perf_counter() - start
     add_seconds = _fill(soft, context.base)
     settings |= options | {"tau": soft.tau, "threshold_seconds": threshold_seconds}
     train_seconds = settings["fit_seconds"] + threshold_seconds
+    return SoftSearcher(soft, train_seconds, add_seconds, settings)
+
+
+def _filled_by_rule(
+    spec: MethodSpec, context: BuildContext, quantizer: Any, train_seconds: float, settings: dict
+) -> Searcher:
+    """An index whose rule goes by geometry: there is nothing to train but the centroids."""
+    from gmm_ivf.index import IndexIVFGMM
+
+    rule = rule_of(spec)
+    max_lists = spec.get("max_lists", DEFAULTS[spec.name]["max_lists"])
+    soft = IndexIVFGMM(_empty_index(quantizer, context), quantizer, rule=rule, max_lists=max_lists)
+    add_seconds = _fill(soft, context.base)
+    settings = settings | {"rule": str(rule), "max_lists": max_lists}
     return SoftSearcher(soft, train_seconds, add_seconds, settings)
 
 
@@ -286,4 +322,5 @@ _BUILDERS: dict[str, Callable[[MethodSpec, BuildContext], Searcher]] = {
     "kmeans": _build_kmeans,
     "gmm": _build_hard,
     "gmm-soft": _build_soft,
+    "kmeans-soft": _build_kmeans_soft,
 }

@@ -11,8 +11,9 @@ import tomllib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from gmm_ivf.eval.commands import Parser, natural, positive, program
 from gmm_ivf.eval.environment import (
     require_faiss,
     resolve_device,
@@ -30,20 +31,18 @@ from gmm_ivf.eval.tables import to_text
 DEFAULT_DATASET = "sift-mini"
 _INTERRUPTED = 130
 _EPILOG = """\
-methods: kmeans | gmm | gmm-soft, each with options: NAME:key=value,key=value
+methods: kmeans | gmm | gmm-soft | kmeans-soft, each with options: NAME:key=value,key=value
   gmm-soft                            replication=1.5, max_lists=2
   gmm-soft:tau=1/K                    every list whose posterior is above 1/K, two at most
   gmm-soft:replication=1.3,max_lists=4
+  gmm-soft:rule=air                   further lists by a rule of geometry, on the means of the GMM
+  kmeans-soft:rule=soar,strict=true   the same on the centroids of kmeans, niter as there
+    rules: air, soar  lambda, strict=false, candidates     spann  rng_factor, eps, candidates
+           ratio      eps, candidates                      top2   the second nearest, always
+    all take max_lists=2; kmeans-soft alone means rule=air
   gmm:covariance_type=diag            also max_iter, tol, n_init, init_params, reg_covar, precision
 Writes results.jsonl, recall.png, recall.svg, report.html and table.txt into --out. A run that was
 stopped goes on where it was when the same command is given again."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence, without the usage above it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 130 after Ctrl-C. Bad arguments exit with 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    program = _program()
-    parser = _parser(program)
+    name = program(globals()["__spec__"], "gmm-ivf-recall")
+    parser = _parser(name)
     args = parser.parse_args(argv)
-    command = " ".join([program, shlex.join(argv)]).strip()
+    command = " ".join([name, shlex.join(argv)]).strip()
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
         return _run(parser, args, command)
@@ -89,58 +88,33 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, command: str
     return 0
 
 
-def _program() -> str:
-    """How the user started this, so that messages can be pasted back."""
-    script = Path(sys.argv[0]).stem
-    spec = globals()["__spec__"]
-    return script if script == "gmm-ivf-recall" or spec is None else f"python -m {spec.name}"
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=program,
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=name,
         description="Recall against distance computations: k-means IVF, GMM hard, GMM soft.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--dataset", default=DEFAULT_DATASET, metavar="NAME|FILE", help="default: %(default)s")
-    add("--nlist", type=_positive, action="append", help="repeatable; default: near sqrt(N)")
+    add("--nlist", type=positive, action="append", help="repeatable; default: near sqrt(N)")
     add("--method", action="append", metavar="NAME[:key=value,...]", help="repeatable, see below")
-    add("--k", type=_positive, help="neighbours searched and counted; default: 10")
-    add("--nprobe", type=_positive, nargs="+", help="default: 1 to 16, then steps of 1.2")
+    add("--k", type=positive, help="neighbours searched and counted; default: 10")
+    add("--nprobe", type=positive, nargs="+", help="default: 1 to 16, then steps of 1.2")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where EM runs")
-    add("--threads", type=_positive, help="for torch and FAISS alike; default: all cores")
+    add("--threads", type=positive, help="for torch and FAISS alike; default: all cores")
     add(
         "--seed",
-        type=_natural,
+        type=natural,
         action="append",
         help="repeatable; default: 0, 1, 2, with --quick 0",
     )
-    add("--seeds", type=_positive, metavar="COUNT", help="short for --seed 0 --seed 1 ...")
+    add("--seeds", type=positive, metavar="COUNT", help="short for --seed 0 --seed 1 ...")
     add("--ties", choices=tuple(TIES), default="strict", help="tolerance at the k-th neighbour")
-    add("--limit", type=_positive, metavar="N", help="first N vectors only")
+    add("--limit", type=positive, metavar="N", help="first N vectors only")
     add("--quick", action="store_true", help="a first look in seconds")
     add("--out", type=Path, help="folder for results; default: results/recall-DATASET")
     return parser
-
-
-def _whole(text: str, low: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if value < low:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least {low}, got {text!r}")
-    return value
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _natural(text: str) -> int:
-    return _whole(text, 0)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:

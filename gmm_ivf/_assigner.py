@@ -10,19 +10,24 @@ from gmm_ivf._faiss import faiss
 from gmm_ivf._vectors import block, sample_rows, unit_rows
 from gmm_ivf.assignment import select_lists, solve_threshold
 from gmm_ivf.quantizer import GMMQuantizer
+from gmm_ivf.rules import Near, Rule
 
 # Rows on which a threshold is solved: the replication reached is off by about 0.3 %.
 _SAMPLE_ROWS = 1 << 15
+# Elements of the means that are gathered at a time.
+_GATHERED = 1 << 18
 
 
 class Assigner:
-    """Nearest mean first, further lists by posterior.
+    """Nearest mean first, further lists by posterior or by a rule of geometry.
 
     Parameters
     ----------
     quantizer : GMMQuantizer
         Trained. The assigner holds for this state of it only.
     max_lists : int
+    rule : Rule or None
+        None goes by posterior.
 
     Attributes
     ----------
@@ -32,12 +37,13 @@ class Assigner:
         State of the quantizer that this was made from.
     """
 
-    def __init__(self, quantizer: GMMQuantizer, max_lists: int):
+    def __init__(self, quantizer: GMMQuantizer, max_lists: int, rule: Rule | None = None):
         self.ranker = CoarseRanker(quantizer, quantizer.mixture)
         self.generation = quantizer.generation
         self._mixture = quantizer.mixture
         self._is_product = quantizer.metric_type == faiss.METRIC_INNER_PRODUCT
         self._max_lists = max_lists
+        self._rule = rule
 
     def candidates(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log-posteriors, nearest mean, and the components of the posteriors.
@@ -63,8 +69,28 @@ class Assigner:
         return log_resp, primary, ids
 
     def pairs(self, rows: np.ndarray, log_tau: float) -> tuple[np.ndarray, np.ndarray]:
-        """Flat (rows, lists) pairs at a threshold; see `select_lists`."""
+        """Flat (rows, lists) pairs in order of rows, the primary of a row first.
+
+        The threshold is for posteriors; see `select_lists`.
+        """
+        if self._rule is not None and self._max_lists > 1:
+            return self._pairs_by(self._rule, rows)
         return select_lists(*self.candidates(rows), log_tau, self._max_lists)
+
+    def _pairs_by(self, rule: Rule, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs by a rule, a few rows at a time: each has `candidates` means of its own."""
+        table = self.ranker.table
+        m = min(rule.candidates, len(table))
+        primary, (_, lists) = self.ranker.nearest(rows), self.ranker.search(rows, m)
+        points = self.ranker.points(rows)
+        parts = []
+        for start in range(0, len(rows), size := max(1, _GATHERED // (m * table.shape[1]))):
+            where = slice(start, start + size)
+            near = Near(points[where], table, primary[where], lists[where])
+            chosen, columns = np.nonzero(rule.choose(near, self._max_lists))
+            parts.append((chosen + start, near.lists[chosen, columns]))
+        chosen, lists = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return chosen, lists
 
     def solve(self, x: Any, replication: float) -> float:
         """Logarithm of the tau at which a sample of x takes `replication` lists per vector.

@@ -3,10 +3,11 @@
 import numbers
 from typing import Any
 
+from gmm_ivf._coarse import Centroids
 from gmm_ivf._faiss import address, faiss
 from gmm_ivf._vectors import check_count
-from gmm_ivf.assignment import LATER_RULES, RULES
 from gmm_ivf.quantizer import GMMQuantizer
+from gmm_ivf.rules import RULES, Rule
 
 DEFAULT_REPLICATION = 1.5
 
@@ -63,26 +64,42 @@ def checked_ivf(index: Any) -> Any:
     raise ValueError(f"index must not be a {name}: {way}.")
 
 
-def check_layout(layout: str, rule: str, cells: Any) -> None:
-    """Refuse layouts and rules that are unknown, or known but not there yet."""
+def check_layout(layout: str, cells: Any) -> None:
+    """Refuse layouts that are unknown, or known but not there yet."""
     if layout == "cells":
         raise NotImplementedError('layout="cells" is not available yet; use layout="lists".')
     if layout != "lists":
         raise ValueError(f'layout must be "lists" or "cells"; got {layout!r}.')
     if cells is not None:
         raise ValueError('cells holds options of layout="cells"; leave it None for "lists".')
-    if rule in LATER_RULES:
-        raise NotImplementedError(f'rule={rule!r} is not available yet; use rule="responsibility".')
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {RULES + LATER_RULES}; got {rule!r}.")
+
+
+def checked_rule(rule: Any, tau: float | None, replication: float | None) -> Rule | None:
+    """Return the rule of geometry, None for "responsibility"; only that one has a budget."""
+    if isinstance(rule, Rule):
+        chosen = rule
+    elif isinstance(rule, str) and rule == "responsibility":
+        return None
+    elif isinstance(rule, str) and rule in RULES:
+        chosen = RULES[rule]()
+    else:
+        names = ", ".join(map(repr, ("responsibility", *RULES)))
+        raise ValueError(f"rule must be one of {names}, or a gmm_ivf.rules.Rule; got {rule!r}.")
+    for name, value in (("tau", tau), ("replication", replication)):
+        if value is not None:
+            raise ValueError(
+                f'{name}={value!r} belongs to rule="responsibility"; {chosen!r} has no such '
+                f"threshold. Leave {name} None: max_lists and the rule's own options limit copies."
+            )
+    return chosen
 
 
 def checked_budget(
-    tau: float | None, replication: float | None, max_lists: int, nlist: int
+    tau: float | None, replication: float | None, max_lists: int, nlist: int, rule: Rule | None
 ) -> tuple[float | None, float | None, int]:
     """Return (tau, replication, max_lists): at most one of the first two, and defaults filled in.
 
-    max_lists is clamped to nlist.
+    max_lists is clamped to nlist. A rule of geometry has neither tau nor replication.
     """
     max_lists = check_count(max_lists, "max_lists")
     if tau is not None and replication is not None:
@@ -101,7 +118,7 @@ def checked_budget(
                 "lists than that. Raise max_lists or lower replication."
             )
     max_lists = min(max_lists, nlist)
-    if tau is None and replication is None and max_lists > 1:
+    if rule is None and tau is None and replication is None and max_lists > 1:
         replication = DEFAULT_REPLICATION
     return tau, replication, max_lists
 
@@ -137,6 +154,15 @@ def checked_quantizer(index: Any, q: Any, referenced: list) -> GMMQuantizer:
         if getattr(index, name) != getattr(q, name):
             raise ValueError(f"index has {name}={getattr(index, name)}, q has {getattr(q, name)}.")
     return q
+
+
+def check_posteriors(q: GMMQuantizer, rule: Rule | None, max_lists: int) -> None:
+    """Refuse to go by the posteriors of a quantizer that has none."""
+    if rule is None and max_lists > 1 and isinstance(q.mixture, Centroids):
+        raise ValueError(
+            'rule="responsibility" needs a mixture, and q was made from centroids: choose one of '
+            f"{', '.join(map(repr, RULES))}, or max_lists=1."
+        )
 
 
 def check_no_direct_map(index: Any) -> None:

@@ -1,15 +1,62 @@
 """Nearest means of vectors, exact also where the data lie far from the origin."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gmm_ivf._faiss import faiss
+from gmm_ivf._vectors import as_matrix, check_rows, unit_rows
 
 # FAISS forms |x|^2 + |c|^2 - 2<x, c> in float32, with an error of about 2**-22 of the squared norm.
 # Past this ratio of |centre|^2 to the variance about it (an offset of 8 standard deviations) that
 # error is over 1.5e-5 of the variance, and begins to change which mean is nearest.
 _OFFSET_LIMIT = 64.0
+
+
+@dataclass(frozen=True)
+class Centroids:
+    """Means alone: the limit of a mixture of equal weights whose variance vanishes.
+
+    It stands where a quantizer has its mixture, and has no posteriors.
+
+    Attributes
+    ----------
+    means_ : ndarray of shape (K, d), float64
+    """
+
+    means_: np.ndarray
+
+    covariance_type = "spherical"
+
+    @classmethod
+    def checked(cls, centroids: Any, unit: bool) -> "Centroids":
+        """Centroids of a matrix, after a check that its rows are finite (and not zero if `unit`).
+
+        Raises
+        ------
+        ValueError
+            Naming the row.
+        """
+        centroids = np.asarray(centroids)
+        width = centroids.shape[-1] if centroids.ndim else 1
+        check_rows(as_matrix(centroids, width, "centroids"), "centroids", unit)
+        return cls(np.array(centroids, np.float64))
+
+    @property
+    def center_(self) -> np.ndarray:
+        """Their mean: (d,) float64."""
+        return self.means_.mean(axis=0)
+
+    @property
+    def weights_(self) -> np.ndarray:
+        """Equal weights: (K,) float64."""
+        return np.full(len(self.means_), 1 / len(self.means_))
+
+    @property
+    def covariances_(self) -> np.ndarray:
+        """Zeros: (K,) float64."""
+        return np.zeros(len(self.means_))
 
 
 def _total_variance(mixture: Any) -> float:
@@ -37,7 +84,7 @@ class CoarseRanker:
     ----------
     quantizer : faiss.IndexFlat
         Holds the means.
-    mixture : GaussianMixture
+    mixture : GaussianMixture or Centroids
         Fitted; gives `means_` in float64, and the centre.
     """
 
@@ -62,6 +109,21 @@ class CoarseRanker:
         """Memory of the second table of means, if there is one."""
         return self._flat.ntotal * self._flat.d * 4 if self.is_centred else 0
 
+    @property
+    def table(self) -> np.ndarray:
+        """Means in the space of `points`: a view of shape (nlist, d), float32."""
+        flat = self._flat
+        return faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d).reshape(flat.ntotal, flat.d)
+
+    def points(self, rows: np.ndarray) -> np.ndarray:
+        """Rows in the space where L2 distances to `table` rank the means: (n, d) float32.
+
+        Centred where the means are; L2-normalised under inner products, as the means are.
+        """
+        if self._flat.metric_type == faiss.METRIC_INNER_PRODUCT:
+            return unit_rows(rows)
+        return rows if self._center is None else (rows - self._center).astype(np.float32)
+
     def search(self, rows: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (distances, lists) of the m best means, best first, as FAISS does.
 
@@ -78,7 +140,7 @@ class CoarseRanker:
             -1 where a distance overflows.
         """
         if self._center is not None:
-            rows = (rows - self._center).astype(np.float32)
+            rows = self.points(rows)
         return faiss.IndexFlat.search(self._flat, rows, m)
 
     def nearest(self, rows: np.ndarray) -> np.ndarray:

@@ -1,10 +1,6 @@
-"""Rules that choose the lists of a vector. The first list is always its nearest mean."""
+"""The rule "responsibility", and checks of lists. The first list is always the nearest mean."""
 
 import numpy as np
-
-RULES = ("responsibility",)
-# Named in the design and measured against, but not yet built.
-LATER_RULES = ("top2", "closure", "spann", "air", "soar")
 
 
 def _further(log_resp: np.ndarray, primary: np.ndarray, ids: np.ndarray, max_lists: int):

@@ -8,9 +8,11 @@ from gmm_ivf._assigner import Assigner
 from gmm_ivf._checks import (
     check_layout,
     check_no_direct_map,
+    check_posteriors,
     checked_budget,
     checked_ivf,
     checked_quantizer,
+    checked_rule,
 )
 from gmm_ivf._faiss import address, worst_distance
 from gmm_ivf._ids import as_int64
@@ -20,13 +22,14 @@ from gmm_ivf._store import CopyStore
 from gmm_ivf._unsupported import Unsupported
 from gmm_ivf._vectors import as_matrix, block, check_count, check_rows, spans
 from gmm_ivf.assignment import pairs_of_table
+from gmm_ivf.rules import Rule
 
 
 class IndexIVFGMM(Unsupported):
     """An IVF index that stores vectors near a boundary in several lists.
 
-    The first list of a vector is that of its nearest mean, as in stock FAISS; the posteriors of
-    the mixture choose further ones. Searches return each id once, with its best distance.
+    The first list of a vector is that of its nearest mean, as in stock FAISS; a rule chooses
+    further ones. Searches return each id once, with its best distance.
 
     Parameters
     ----------
@@ -37,13 +40,16 @@ class IndexIVFGMM(Unsupported):
         Its coarse quantizer; None takes the one that `index` refers to.
     layout : {"lists"}, default="lists"
         Copies of a vector in several lists.
-    rule : {"responsibility"}, default="responsibility"
-        A component further than the nearest mean takes a copy when its posterior is above `tau`.
+    rule : str or Rule, default="responsibility"
+        By "responsibility" a further component takes a copy when its posterior is above `tau`.
+        "air", "soar", "spann", "top2" and "ratio" go by the nearest means instead: see
+        `gmm_ivf.rules`, whose classes take options, as in ``rule=Air(lambda_=0.3)``. Under inner
+        products they compare L2-normalised rows.
     tau : float in (0, 1), default=None
-        Threshold; 1 / nlist is customary.
+        Threshold, of rule "responsibility" only; 1 / nlist is customary.
     replication : float, default=None
         Mean number of lists per vector, for which `train` solves the threshold on a sample.
-        Excludes `tau`; with neither it is 1.5.
+        Excludes `tau`; with neither it is 1.5. Of rule "responsibility" only.
     max_lists : int, default=2
         Most lists per vector. 1 is hard assignment, and equals stock FAISS.
     cells : None
@@ -63,7 +69,7 @@ class IndexIVFGMM(Unsupported):
         For an index that cannot hold copies (FastScan would corrupt memory) or is not empty, and
         for bad options.
     NotImplementedError
-        For layouts and rules that are not available yet.
+        For a layout that is not available yet.
 
     Notes
     -----
@@ -78,26 +84,28 @@ class IndexIVFGMM(Unsupported):
         q: Any = None,
         *,
         layout: str = "lists",
-        rule: str = "responsibility",
+        rule: str | Rule = "responsibility",
         tau: float | None = None,
         replication: float | None = None,
         max_lists: int = 2,
         cells: Any = None,
     ):
         ivf = checked_ivf(index)
-        check_layout(layout, rule, cells)
+        check_layout(layout, cells)
+        self._rule = checked_rule(rule, tau, replication)
         tau, self._replication, self.max_lists = checked_budget(
-            tau, replication, max_lists, ivf.nlist
+            tau, replication, max_lists, ivf.nlist, self._rule
         )
         self.quantizer = checked_quantizer(ivf, q, getattr(index, "referenced_objects", []))
         if ivf.ntotal:
             raise ValueError(
                 f"index must be empty; it holds {ivf.ntotal} vectors, added one list each."
             )
+        check_posteriors(self.quantizer, self._rule, self.max_lists)
         check_no_direct_map(ivf)
         self.index = index
         self._ivf = ivf
-        # Without a budget only the nearest mean counts: no posterior exceeds 1.
+        # Without a budget only the nearest mean counts, or the rule: no posterior exceeds 1.
         self._log_tau = None if self._replication else float(np.log(tau)) if tau else 0.0
         self._assigner: Assigner | None = None
         self._probing = Probing(ivf)
@@ -149,9 +157,12 @@ class IndexIVFGMM(Unsupported):
     def tau(self) -> float | None:
         """Threshold in use, 1.0 for hard assignment, None before `train` has solved it.
 
+        None too where a rule has no threshold.
         It may be 0.0 where only its logarithm can be told from zero (many dimensions).
         """
-        return None if self._log_tau is None else float(np.exp(self._log_tau))
+        if self._log_tau is None or self._rule is not None:
+            return None
+        return float(np.exp(self._log_tau))
 
     def train(self, x: Any) -> None:
         """Train the quantizer if it is not yet, then the codec; solve the threshold.
@@ -180,7 +191,7 @@ class IndexIVFGMM(Unsupported):
         self._assigner = None
         self._check_quantizer()
         self._ivf.train(block(x, "x"))
-        self._assigner = Assigner(self.quantizer, self.max_lists)
+        self._assigner = Assigner(self.quantizer, self.max_lists, self._rule)
         if self._replication:
             self._log_tau = self._assigner.solve(x, self._replication)
 
@@ -349,7 +360,7 @@ class IndexIVFGMM(Unsupported):
         self._store.check_unchanged()
         self._check_quantizer()
         if self._assigner is None:
-            self._assigner = Assigner(self.quantizer, self.max_lists)
+            self._assigner = Assigner(self.quantizer, self.max_lists, self._rule)
         return self._assigner, self._log_tau
 
     def _check_quantizer(self) -> None:
@@ -362,8 +373,9 @@ class IndexIVFGMM(Unsupported):
             )
 
     def __repr__(self) -> str:
+        by = f"tau={self.tau}" if self._rule is None else f"rule={self._rule}"
         return (
             f"IndexIVFGMM({type(self._ivf).__name__}, d={self.d}, nlist={self.nlist}, "
-            f"nprobe={self.nprobe}, max_lists={self.max_lists}, tau={self.tau}, "
+            f"nprobe={self.nprobe}, max_lists={self.max_lists}, {by}, "
             f"ntotal={self.ntotal}, entries={self._store.entries})"
         )

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
-from gmm_ivf._coarse import CoarseRanker
+from gmm_ivf._coarse import Centroids, CoarseRanker
 from gmm_ivf._faiss import address, check_metric, faiss, metric_name
 from gmm_ivf._reseed import fill_empty
 from gmm_ivf._vectors import (
@@ -58,8 +58,9 @@ class GMMQuantizer(faiss.IndexFlat):
     Attributes
     ----------
     nlist : int
-    mixture : GaussianMixture or None
-        The fitted mixture. Under METRIC_INNER_PRODUCT it models L2-normalised rows.
+    mixture : GaussianMixture, Centroids or None
+        The fitted mixture. Under METRIC_INNER_PRODUCT it models L2-normalised rows. After
+        `from_centroids` it has means only.
         ``mixture.predict`` takes the largest posterior, the index the nearest mean: they may
         differ.
     reseeded : int
@@ -134,6 +135,26 @@ class GMMQuantizer(faiss.IndexFlat):
         options = {k: v for k, v in mixture.get_params().items() if k != "n_components"}
         quantizer = cls(d, nlist, metric, **options)
         quantizer._install(mixture)
+        return quantizer
+
+    @classmethod
+    def from_centroids(cls, centroids: Any, metric: int = faiss.METRIC_L2) -> "GMMQuantizer":
+        """Quantizer over given centroids, such as those of k-means: hard, or soft by geometry.
+
+        Parameters
+        ----------
+        centroids : array-like of shape (nlist, d)
+            For METRIC_INNER_PRODUCT they are L2-normalised.
+        metric : int, default=faiss.METRIC_L2
+
+        Raises
+        ------
+        ValueError
+            Naming a row that holds NaN or infinity (or, under METRIC_INNER_PRODUCT, is zero).
+        """
+        given = Centroids.checked(centroids, metric == faiss.METRIC_INNER_PRODUCT)
+        quantizer = cls(given.means_.shape[1], len(given.means_), metric)
+        quantizer._install(given)
         return quantizer
 
     def train(self, x: Any) -> None:

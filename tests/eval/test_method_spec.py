@@ -2,7 +2,8 @@
 
 import pytest
 
-from gmm_ivf.eval.method_spec import label, parse_method
+from gmm_ivf.eval.method_spec import label, parse_method, rule_of
+from gmm_ivf.rules import Air, Soar, Spann
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,12 @@ from gmm_ivf.eval.method_spec import label, parse_method
         ("gmm:covariance_type=diag", "gmm:covariance_type=diag"),
         ("gmm:covariance_type=spherical", "gmm"),
         ("kmeans:niter=10", "kmeans:niter=10"),
+        ("gmm-soft:rule=responsibility", "gmm-soft"),
+        ("gmm-soft:rule=air,lambda=0.5,max_lists=2", "gmm-soft:rule=air"),
+        ("gmm-soft:strict=true,rule=soar", "gmm-soft:rule=soar,strict=True"),
+        ("kmeans-soft:rule=air,strict=false", "kmeans-soft"),
+        ("kmeans-soft:rule=spann,eps=0.20", "kmeans-soft:eps=0.2,rule=spann"),
+        ("kmeans-soft:niter=5,rule=top2", "kmeans-soft:niter=5,rule=top2"),
     ],
 )
 def test_canonical_spelling_is_stable(text, canonical):
@@ -50,6 +57,15 @@ def test_threshold_in_units_of_one_over_K():
         ("gmm-soft:replication=0.5", "replication must be a number of at least 1, got '0.5'"),
         ("gmm-soft:replication=nan", "replication must be"),
         ("gmm-soft:tau=1/K,replication=1.5", "tau or replication, not both"),
+        ("gmm-soft:rule=air,tau=1/K", "rule air has no option tau; those it has are lambda"),
+        ("gmm-soft:rule=soar,replication=1.5", "rule soar has no option replication"),
+        ("gmm-soft:lambda=1", "rule responsibility has no option lambda"),
+        ("kmeans-soft:rule=top2,strict=true", "rule top2 has no option strict.* none"),
+        ("kmeans-soft:rule=ratio,eps=-1", "eps must be a finite number of at least 0; got -1.0"),
+        ("kmeans-soft:lambda=x", "lambda must be a number, got 'x'"),
+        ("kmeans-soft:strict=1", "strict must be true or false, got '1'"),
+        ("kmeans-soft:rule=responsibility", "rule must be one of air, soar, spann, top2, ratio"),
+        ("kmeans-soft:tau=1/K", "no such option 'tau=1/K'"),
         ("gmm:covariance_type=round", "one of spherical, diag, tied, full, got 'round'"),
     ],
 )
@@ -58,8 +74,18 @@ def test_errors_name_what_was_wanted_and_what_came(text, words):
         parse_method(text)
 
 
+def test_rule_of_a_method_has_its_options():
+    assert rule_of(parse_method("gmm-soft:tau=1/K")) == "responsibility"
+    assert rule_of(parse_method("kmeans-soft")) == Air()
+    assert rule_of(parse_method("gmm-soft:rule=soar,lambda=0.3,strict=true")) == Soar(0.3, True)
+    spann = parse_method("gmm-soft:rule=spann,rng_factor=1.2,eps=0.1,candidates=9,max_lists=8")
+    assert rule_of(spann) == Spann(1.2, 0.1, 9)
+
+
 def test_labels_say_what_the_default_stores():
     assert label("kmeans") == "k-means"
     assert label("gmm-soft") == "GMM, soft (replication 1.5)"
     assert label("gmm-soft:tau=1/K") == "GMM, soft (tau 1/K)"
+    assert label("gmm-soft:rule=soar,strict=true") == "GMM, soft (rule soar, strict True)"
+    assert label("kmeans-soft") == "k-means, soft (rule air)"
     assert label("gmm:covariance_type=diag") == "GMM, hard (covariance_type diag)"

@@ -57,7 +57,16 @@ def test_IX_R3_copies_are_counted_in_scanned(tiny, context):
     assert cost.scanned.tolist() == [2 * tiny.n] * 3
 
 
-@pytest.mark.parametrize("method", ["kmeans", "gmm", "gmm-soft:tau=1/K,max_lists=3"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "kmeans",
+        "gmm",
+        "gmm-soft:tau=1/K,max_lists=3",
+        "gmm-soft:rule=air",
+        "kmeans-soft:rule=top2",
+    ],
+)
 @pytest.mark.parametrize("nprobe", [1, 4, 12])
 def test_cost_of_every_method_equals_brute_force(tiny, context, method, nprobe, monkeypatch):
     built = {}
@@ -117,6 +126,26 @@ def test_methods_that_differ_in_assignment_share_one_mixture(context, monkeypatc
     assert all(r.train_seconds >= s for r, s in zip(reports, seconds, strict=True))
 
 
+def test_rules_on_kmeans_use_its_very_centroids(tiny, context, monkeypatch):
+    built = []
+    real = methods._empty_index
+    monkeypatch.setattr(methods, "_empty_index", lambda q, c: built.append(q) or real(q, c))
+    reports = [
+        build(parse_method(spec), context).report
+        for spec in ("kmeans", "kmeans-soft:rule=top2", "kmeans-soft:rule=soar", "kmeans:niter=1")
+    ]
+    centroids = [q.reconstruct_n(0, 12) for q in built if q.ntotal]
+    # Those of niter=1 are there twice: one index trains them, another is filled.
+    assert len(centroids) == 6
+    for other in centroids[1:4]:
+        np.testing.assert_array_equal(centroids[0], other)
+    assert [r.train_seconds for r in reports[:3]] == [reports[0].train_seconds] * 3
+    assert [r.entries_per_vector for r in reports[:2]] == [1.0, 2.0]
+    assert reports[1].settings["rule"] == "Top2()"
+    assert reports[1].settings["niter"] == 5
+    assert reports[2].settings["rule"] == "Soar(lambda_=1.0, strict=False, candidates=10)"
+
+
 def test_soft_settings_name_the_threshold_in_use(context):
     report = build(parse_method("gmm-soft:tau=2/K"), context).report
     assert report.settings["tau"] == pytest.approx(2 / 12)
@@ -128,7 +157,7 @@ def test_soft_settings_name_the_threshold_in_use(context):
 def test_inner_product_is_searched_as_such(clustered, metric):
     data = clustered(600, 10, 6, metric)
     context = BuildContext(data.base, data.base, metric, 8, 0, 4, "cpu")
-    for method in ("kmeans", "gmm", "gmm-soft:tau=1/K"):
+    for method in ("kmeans", "gmm", "gmm-soft:tau=1/K", "gmm-soft:rule=soar", "kmeans-soft"):
         ids, products = build(parse_method(method), context).search(data.query, 5, 8)
         expected = np.sort(data.query @ data.base.T, axis=1)[:, ::-1][:, :5]
         np.testing.assert_allclose(products, expected, rtol=1e-5, atol=1e-6)

@@ -62,6 +62,48 @@ def test_from_mixture(blobs, metric):
     np.testing.assert_allclose(q.mixture.means_, gmm.means_, atol=1e-5)
 
 
+@METRICS
+def test_from_centroids(blobs, metric, table):
+    means = blobs(7, 5).astype("f8") + 1e-9  # not of float32
+    q = GMMQuantizer.from_centroids(means, metric)
+    norms = np.linalg.norm(means, axis=1, keepdims=True)
+    unit = means / norms if metric == faiss.METRIC_INNER_PRODUCT else means
+    for other in (q, copy.copy(q), copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
+        assert (other.is_trained, other.d, other.nlist, other.metric_type) == (True, 5, 7, metric)
+        np.testing.assert_allclose(table(other), unit, rtol=1e-6)
+        np.testing.assert_array_equal(other.mixture.means_, means)
+        other.check_intact()
+    with pytest.raises(RuntimeError, match="call reset"):
+        q.train(means)
+    x = blobs(400, 5, seed=2)
+    q.reset()
+    q.train(x)
+    assert isinstance(q.mixture, GaussianMixture)
+
+
+def test_from_centroids_does_not_keep_the_array(blobs):
+    means = blobs(7, 5).astype("f8")
+    q = GMMQuantizer.from_centroids(means)
+    means[:] = 0
+    assert q.mixture.means_.any()
+
+
+@pytest.mark.parametrize(
+    ("bad", "metric", "message"),
+    [
+        ([1.0, 2.0], faiss.METRIC_L2, r"centroids must have shape \(n, 2\); got \(2,\)"),
+        (3.0, faiss.METRIC_L2, "centroids must have shape"),
+        (np.empty((0, 2)), faiss.METRIC_L2, "nlist must be an integer of at least 1; got 0"),
+        ([[1.0, 2.0], [np.nan, 0.0]], faiss.METRIC_L2, "centroids: row 1 holds NaN"),
+        ([[1.0, 2.0], [0.0, 0.0]], faiss.METRIC_INNER_PRODUCT, "centroids: row 1 is zero"),
+        ([["a", "b"]], faiss.METRIC_L2, "centroids must hold real numbers"),
+    ],
+)
+def test_from_centroids_refuses(bad, metric, message):
+    with pytest.raises(ValueError, match=message):
+        GMMQuantizer.from_centroids(bad, metric)
+
+
 def test_from_mixture_refuses_others(blobs):
     with pytest.raises(ValueError, match="not fitted"):
         GMMQuantizer.from_mixture(GaussianMixture(3))

@@ -1,0 +1,307 @@
+"""Rules that choose further lists of a vector from the geometry of its nearest means.
+
+Notation: x a vector, c_1 its nearest mean, ``r_j = c_j - x``, ``d_j = |r_j|``. Inner products cost
+no dot product: ``<r_1, r_j> = (d_1^2 + d_j^2 - |c_1 - c_j|^2) / 2``. Every rule keeps list 1. The
+rule "responsibility" needs a mixture, and is in `gmm_ivf.assignment`.
+"""
+
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+class Near:
+    """The nearest means of some rows, and how far those are from the rows and from each other.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n, d), float32
+    table : ndarray of shape (K, d), float32
+        Means.
+    primary : ndarray of shape (n,), int64
+        Nearest mean of each row.
+    lists : ndarray of shape (n, m), int64
+        Nearest means of each row in any order, -1 for none, at most once each; m is at least 1.
+
+    Attributes
+    ----------
+    lists : ndarray of shape (n, m), int64
+        The primary, then the others by distance; of equal distances the lower number is first. -1
+        for none, at the end.
+    squared : ndarray of shape (n, m), float64
+        Squared distances; any value where there is none.
+    """
+
+    def __init__(self, rows: np.ndarray, table: np.ndarray, primary: np.ndarray, lists: np.ndarray):
+        # Of equal distances, to rounding, the search of several may find another first than the
+        # search of one. So one place more is made here, and the last one given up.
+        others = np.where(lists == primary[:, None], -1, lists)
+        lists = np.concatenate([primary[:, None], others], axis=1)
+        squared = _squared_distances(table, lists, rows)
+        place = np.where(lists < 0, np.inf, squared)
+        place[:, 0] = -np.inf
+        order = np.lexsort((lists, place), axis=1)[:, :-1]
+        self.lists = np.take_along_axis(lists, order, axis=1)
+        self.squared = np.take_along_axis(squared, order, axis=1)
+        self._table = table
+
+    def between(self, rows: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Squared distances of means of a row, in two of its columns each: (pairs,) float64."""
+        means = self._table[self.lists[rows, other]]
+        return _squared_distances(self._table, self.lists[rows, one][:, None], means)[:, 0]
+
+    def products(self) -> np.ndarray:
+        """Inner products ``<r_1, r_j>``: (n, m) float64."""
+        to_primary = _squared_distances(self._table, self.lists, self._table[self.lists[:, 0]])
+        return (self.squared[:, :1] + self.squared - to_primary) / 2
+
+
+def _squared_distances(table: np.ndarray, lists: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Squared distances of each point to the means of its row; -1 reads mean 0."""
+    # Differences, in float64: FAISS's own squared distances are rounded by the norm of the
+    # vectors, which leaves nothing of those that are near zero.
+    difference = table[np.maximum(lists, 0)] - points[:, None].astype(np.float64)
+    flat = difference.reshape(-1, difference.shape[-1])
+    return np.einsum("pd,pd->p", flat, flat).reshape(lists.shape)
+
+
+def _number(low: float, strictly: bool = False) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        good = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        good = good and low <= float(value) < math.inf and not (strictly and value == low)
+        wanted = f"above {low:g}" if strictly else f"of at least {low:g}"
+        return "" if good else f"a finite number {wanted}"
+
+    return check
+
+
+def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "" if value is None else check(value)
+
+
+def _flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "True or False"
+
+
+def _several(value: Any) -> str:
+    good = isinstance(value, numbers.Integral) and int(value) >= 2
+    return "" if good else "an integer of at least 2"
+
+
+class Rule(ABC):
+    """A rule by geometry: a frozen dataclass whose fields are its options.
+
+    Attributes
+    ----------
+    candidates : int
+        How many of the nearest means it looks at, the first included.
+
+    Raises
+    ------
+    ValueError
+        For an option out of range.
+    """
+
+    candidates: int
+    #: What is wrong with the value of an option, if anything; a rule may say otherwise.
+    _checks: ClassVar[dict[str, Callable[[Any], str]]] = {
+        "lambda_": _number(0),
+        "strict": _flag,
+        "eps": _number(0),
+        "rng_factor": _number(0, strictly=True),
+        "candidates": _several,
+    }
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            wanted = self._checks[name](value)
+            if wanted:
+                raise ValueError(f"{name} must be {wanted}; got {value!r}.")
+
+    @abstractmethod
+    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+        """Mask of the lists of `near` to put a row in, (n, m) bool; at most `max_lists` of a row.
+
+        `max_lists` is at least 2.
+        """
+
+
+def _primary_only(near: Near) -> np.ndarray:
+    mask = np.zeros(near.lists.shape, bool)
+    mask[:, 0] = True
+    return mask
+
+
+def _least_loss(near: Near, loss: np.ndarray, bound: Any) -> np.ndarray:
+    """Mask of the primary, and of the further list of least loss where that is below the bound."""
+    mask = _primary_only(near)
+    loss = np.where(mask | (near.lists < 0), np.inf, loss)
+    best = loss.argmin(axis=1)
+    rows = np.flatnonzero(loss.min(axis=1) < bound)
+    mask[rows, best[rows]] = True
+    return mask
+
+
+@dataclass(frozen=True)
+class Air(Rule):
+    """The list of least ``d_j^2 + lambda <r_1, r_j>``: it likes means beyond x, seen from c_1.
+
+    From RAIRS (arXiv 2601.07183), with the default of its authors' program. At most two lists.
+
+    Parameters
+    ----------
+    lambda_ : float, default=0.5
+        At least 0.
+    strict : bool, default=False
+        Always take a second list. Otherwise list 1 competes with its own loss,
+        ``(1 + lambda) d_1^2``, and x is in one list where that is the least.
+    candidates : int, default=10
+        Nearest means looked at.
+    """
+
+    lambda_: float = 0.5
+    strict: bool = False
+    candidates: int = 10
+
+    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+        """See `Rule`."""
+        first = near.squared[:, 0]
+        loss = near.squared + self.lambda_ * near.products()
+        return _least_loss(near, loss, np.inf if self.strict else first + self.lambda_ * first)
+
+
+@dataclass(frozen=True)
+class Soar(Rule):
+    """The list of least ``d_j^2 + lambda <r_1, r_j>^2 / d_1^2``: it likes orthogonal residuals.
+
+    From SOAR (arXiv 2404.00774), which derives it for inner products. At most two lists. A vector
+    that equals its mean has no direction to be orthogonal to, and stays in one list.
+
+    Parameters
+    ----------
+    lambda_ : float, default=1.0
+        At least 0.
+    strict : bool, default=False
+        As in the paper, always take a second list. Otherwise list 1 competes with its own loss,
+        ``(1 + lambda) d_1^2``, and x is in one list where that is the least.
+    candidates : int, default=10
+        Nearest means looked at.
+    """
+
+    lambda_: float = 1.0
+    strict: bool = False
+    candidates: int = 10
+
+    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+        """See `Rule`."""
+        first = near.squared[:, :1]
+        products = near.products()
+        # In this order the ratio is exactly 1 for a duplicate of c_1, which then gains nothing.
+        ratio = np.divide(products, first, out=np.zeros_like(products), where=first > 0)
+        loss = near.squared + self.lambda_ * (ratio * products)
+        bound = np.inf if self.strict else first + self.lambda_ * first
+        return _least_loss(near, loss, np.where(first > 0, bound, -np.inf)[:, 0])
+
+
+@dataclass(frozen=True)
+class Spann(Rule):
+    """Nearest first, every list j with ``rng_factor |c_j - c_i| >= d_j`` for all lists i taken.
+
+    The closure of SPANN (arXiv 2111.08566) by the rule of relative neighbourhood graphs, as in the
+    program of its authors, where 8 lists are customary.
+
+    Parameters
+    ----------
+    rng_factor : float, default=1.0
+        Above 0; factor of plain distances, not of squared ones.
+    eps : float, default=None
+        Take lists of ``d_j <= (1 + eps) d_1`` only, as the paper does before the other test; at
+        least 0. None takes any, as the program.
+    candidates : int, default=64
+        Nearest means looked at.
+    """
+
+    rng_factor: float = 1.0
+    eps: float | None = None
+    candidates: int = 64
+    _checks = Rule._checks | {"eps": _or_none(Rule._checks["eps"])}
+
+    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+        """See `Rule`."""
+        taken = _primary_only(near)
+        left = ~taken & (near.lists >= 0)
+        if self.eps is not None:
+            left &= _within(near, self.eps)
+        last = np.zeros(len(left), np.int64)
+        # A list that one of those taken rules out stays out: each round compares what is left with
+        # the list taken last.
+        for _ in range(max_lists - 1):
+            rows, columns = np.nonzero(left)
+            apart = np.sqrt(near.between(rows, columns, last[rows]))
+            left[rows, columns] = self.rng_factor * apart >= np.sqrt(near.squared[rows, columns])
+            more = np.flatnonzero(left.any(axis=1))
+            last[more] = left[more].argmax(axis=1)
+            taken[more, last[more]] = True
+            left[more, last[more]] = False
+        return taken
+
+
+@dataclass(frozen=True)
+class Top2(Rule):
+    """The second nearest list, always: the naive rule to which others compare."""
+
+    candidates: int = field(default=2, init=False, repr=False)
+
+    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+        """See `Rule`."""
+        return near.lists >= 0
+
+
+@dataclass(frozen=True)
+class Ratio(Rule):
+    """Nearest first, every list with ``d_j <= (1 + eps) d_1``.
+
+    The closure of SPANN (arXiv 2111.08566) without its second test.
+
+    Parameters
+    ----------
+    eps : float, default=0.05
+        At least 0.
+    candidates : int, default=10
+        Nearest means looked at.
+    """
+
+    eps: float = 0.05
+    candidates: int = 10
+
+    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+        """See `Rule`."""
+        mask = _within(near, self.eps)
+        mask[:, max_lists:] = False
+        return mask | _primary_only(near)
+
+
+def _within(near: Near, eps: float) -> np.ndarray:
+    distances = np.sqrt(near.squared)
+    return (near.lists >= 0) & (distances <= (1 + eps) * distances[:, :1])
+
+
+#: Rules by the names that `IndexIVFGMM` takes.
+RULES: dict[str, Callable[..., Rule]] = {
+    "air": Air,
+    "soar": Soar,
+    "spann": Spann,
+    "top2": Top2,
+    "ratio": Ratio,
+}
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """Names of the options of a rule."""
+    return tuple(signature(RULES[name]).parameters)
