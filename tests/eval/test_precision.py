@@ -127,8 +127,12 @@ def test_the_float64_side_is_right(kind):
     problem = Problem("clustered", 1000.0, 300, 8, 4, kind)
     x, mixture = problem.build("cpu")
     found = evaluate(mixture, x, "fp64", "torch")
-    parts = (mixture.weights_, mixture.means_, mixture.covariances_)
-    components = Components.from_covariances(kind, *(torch.tensor(part) for part in parts))
+    components = Components.from_covariances(
+        kind,
+        torch.tensor(mixture.weights_),
+        torch.tensor(mixture.means_),
+        torch.tensor(mixture.covariances_),
+    )
     samples = torch.tensor(x, dtype=torch.float64)
     log_density, log_resp = reference.e_step(samples, components)
     np.testing.assert_allclose(found.log_density, log_density, rtol=0, atol=1e-8)
