@@ -29,6 +29,7 @@ CHAIN = (
     "_coarse",
     "_reseed",
     "quantizer",
+    "rules",
     "assignment",
     "_assigner",
     "_checks",
