@@ -146,8 +146,8 @@ def _read(
     path = Path(name).expanduser()
     if not path.is_file():
         raise ValueError(
-            f"name_or_path must be one of {', '.join(entries())} or a file ending in one of "
-            f"{', '.join(SUFFIXES)}, got {name!r}, which is not there"
+            f"no file {name!r}, nor a data set of that name: known are {', '.join(entries())}, and "
+            f"files ending in {', '.join(SUFFIXES)}"
         )
     return read_raw(path), path.stem, str(path)
 

@@ -61,7 +61,7 @@ def checked_ivf(index: Any) -> Any:
         way = f"it may keep data beside its lists. Wrap one of {', '.join(_CODECS)}"
     else:
         way = "only an IVF index has lists. Wrap for example a faiss.IndexIVFFlat"
-    raise ValueError(f"index must not be a {name}: {way}.")
+    raise ValueError(f"index must be a plain faiss.IndexIVF, got {name}: {way}.")
 
 
 def check_layout(layout: str, cells: Any) -> None:
@@ -145,14 +145,17 @@ def checked_quantizer(index: Any, q: Any, referenced: list) -> GMMQuantizer:
         return mine[0]
     if not isinstance(q, GMMQuantizer):
         raise ValueError(f"q must be a GMMQuantizer; got {type(q).__name__}.")
+    for name in ("d", "nlist", "metric_type"):
+        if getattr(index, name) != getattr(q, name):
+            raise ValueError(
+                f"index and q must agree; index has {name}={getattr(index, name)}, q has "
+                f"{getattr(q, name)}."
+            )
     if address(index.quantizer) != address(q):
         raise ValueError(
             "index.quantizer is not q: build the index with q, or call q.attach(index) while it "
             "is empty."
         )
-    for name in ("d", "nlist", "metric_type"):
-        if getattr(index, name) != getattr(q, name):
-            raise ValueError(f"index has {name}={getattr(index, name)}, q has {getattr(q, name)}.")
     return q
 
 

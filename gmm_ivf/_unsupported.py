@@ -21,9 +21,17 @@ _REASONS = {
 }
 
 
+_IN_WORDS = {
+    "__reduce__": "IndexIVFGMM cannot be pickled yet",
+    "__copy__": "IndexIVFGMM cannot be copied yet",
+    "__deepcopy__": "IndexIVFGMM cannot be copied yet",
+}
+
+
 def _refusal(name: str, way: str):
     def method(self, *args: Any, **kwargs: Any):
-        raise NotImplementedError(f"IndexIVFGMM.{name} is not available: {way}.")
+        what = _IN_WORDS.get(name, f"IndexIVFGMM.{name} is not available")
+        raise NotImplementedError(f"{what}: {way}.")
 
     method.__name__ = name
     method.__doc__ = f"Not available: {way}."

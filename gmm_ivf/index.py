@@ -356,7 +356,10 @@ class IndexIVFGMM(Unsupported):
     def _ready(self) -> tuple[Assigner, float]:
         """The assigner and the threshold, after a check that nothing underneath has changed."""
         if not self.is_trained or self._log_tau is None:
-            raise RuntimeError("the index is not trained: call train(x) first.")
+            raise RuntimeError(
+                "the index is not trained: call train(x) first. It keeps a trained quantizer, and "
+                "solves the threshold for `replication`."
+            )
         self._store.check_unchanged()
         self._check_quantizer()
         if self._assigner is None:

@@ -92,7 +92,7 @@ def resolve_device(device: str | torch.device, data_device: torch.device | None)
         torch.empty(1, device=wanted).item()
     except (RuntimeError, TypeError, AssertionError) as error:
         raise ValueError(
-            f"device={device!r} cannot be used here: {str(error).splitlines()[0]} "
+            f"device={device!r} cannot be used here: {str(error).splitlines()[0].rstrip('.')}. "
             'Use "auto", "cpu" or a device that torch lists.'
         ) from error
     return wanted

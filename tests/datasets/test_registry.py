@@ -27,7 +27,7 @@ def test_the_registry_knows_three_data_sets():
 
 
 def test_an_unknown_name_lists_names_and_suffixes(tmp_path):
-    with pytest.raises(ValueError, match=r"sift-mini, sift1m, gist1m or a file .*\.fvecs.*'sift'"):
+    with pytest.raises(ValueError, match=r"no file 'sift'.* sift-mini, sift1m, gist1m, .*\.fvecs"):
         load("sift")
     path = tmp_path / "x.csv"
     path.write_text("1,2")
