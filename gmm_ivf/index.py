@@ -14,7 +14,7 @@ from gmm_ivf._checks import (
     checked_quantizer,
     checked_rule,
 )
-from gmm_ivf._faiss import address, worst_distance
+from gmm_ivf._faiss import address, faiss, worst_distance
 from gmm_ivf._ids import as_int64
 from gmm_ivf._probing import Probing
 from gmm_ivf._results import SearchCost, first_of_each_id
@@ -170,7 +170,8 @@ class IndexIVFGMM(Unsupported):
         Parameters
         ----------
         x : array-like of shape (n, d)
-            A representative sample; the codec sees it as one float32 array.
+            A representative sample, read in blocks; but a codec (not Flat) sees it as one float32
+            array.
 
         Raises
         ------
@@ -190,7 +191,9 @@ class IndexIVFGMM(Unsupported):
             self.quantizer.train(x)
         self._assigner = None
         self._check_quantizer()
-        self._ivf.train(block(x, "x"))
+        # IVFFlat has no codec to train: a row tells it that its quantizer is there.
+        flat = isinstance(self._ivf, faiss.IndexIVFFlat)
+        self._ivf.train(block(x, "x", slice(1)) if flat else block(x, "x"))
         self._assigner = Assigner(self.quantizer, self.max_lists, self._rule)
         if self._replication:
             self._log_tau = self._assigner.solve(x, self._replication)

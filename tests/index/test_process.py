@@ -1,6 +1,14 @@
 """What would take the process down if it went wrong: run in processes of their own."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PRELUDE = """
 import gc
@@ -161,3 +169,53 @@ four = index.search(x, 5)
 print((one[1] == four[1]).mean() > 0.999)
 """
     assert in_subprocess(PRELUDE + code) == "True\n"
+
+
+MEMORY = """
+import os, sys, threading, time
+import faiss
+import numpy as np
+from gmm_ivf import GMMQuantizer, IndexIVFGMM
+
+def trained(x):
+    q = GMMQuantizer(64, 32, random_state=0, max_iter=2, max_points_per_centroid=None)
+    soft = IndexIVFGMM(faiss.IndexIVFFlat(q, 64, 32), q)
+    soft.train(x)
+    return soft
+
+def private():
+    fields = dict(line.split(":") for line in open("/proc/self/status") if ":" in line)
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+x = np.memmap(sys.argv[1], np.float32, "r", shape=(320_000, 64))
+trained(np.array(x[:2000]))
+base, top, going = private(), 0.0, True
+def watch():
+    global top
+    while going:
+        top = max(top, private())
+        time.sleep(0.002)
+watcher = threading.Thread(target=watch)
+watcher.start()
+soft = trained(x)
+going = False
+watcher.join()
+print(top - base, soft.is_trained)
+"""
+
+
+def test_ix_s1_training_reads_a_file_in_blocks(tmp_path):
+    """320,000 x 64 floats are 82 MB; k-means and the threshold see samples, EM sees tiles."""
+    path = tmp_path / "x.f32"
+    rng = np.random.default_rng(0)
+    with path.open("wb") as file:
+        for _ in range(16):
+            file.write(rng.standard_normal((20_000, 64), dtype=np.float32).tobytes())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MEMORY, str(path)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    grown, trained = done.stdout.split()
+    assert trained == "True"
+    assert float(grown) < 60  # MB
