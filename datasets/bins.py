@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gmm_ivf.datasets.rows import row_blocks
+from gmm_ivf.datasets.rows import exact_cast, row_blocks
 
 _DTYPES = {
     ".fbin": np.dtype("<f4"),
@@ -88,10 +88,7 @@ def write_bin(path: Path, rows: np.ndarray) -> None:
     with path.open("wb") as out:
         np.array(rows.shape, _HEADER).tofile(out)
         for first, block in row_blocks(rows, path.name):
-            cast = np.ascontiguousarray(block, dtype)
-            if dtype.kind in "iu" and (cast != block).any():
-                raise ValueError(f"rows from {first} on must fit {dtype} to be written as {path}")
-            cast.tofile(out)
+            exact_cast(block, dtype, first, path).tofile(out)
 
 
 def _header(path: Path) -> tuple[int, int]:

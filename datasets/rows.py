@@ -1,6 +1,7 @@
 """Checks and conversions of vectors, one block of rows at a time: the rows may be memory-mapped."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -17,6 +18,14 @@ def row_blocks(rows: np.ndarray, label: str = "") -> Iterator[tuple[int, np.ndar
     starts = range(0, len(rows), step)
     for first in tqdm(starts, desc=label, delay=2, disable=not label):
         yield first, rows[first : first + step]
+
+
+def exact_cast(block: np.ndarray, dtype: np.dtype, first: int, path: Path) -> np.ndarray:
+    """Rows from `first` on as contiguous `dtype`; ValueError where an integer type cannot."""
+    cast = np.ascontiguousarray(block, dtype)
+    if dtype.kind in "iu" and (cast != block).any():
+        raise ValueError(f"rows from {first} on must fit {dtype} to be written as {path}")
+    return cast
 
 
 def check_finite(rows: np.ndarray, name: str) -> None:

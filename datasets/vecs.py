@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gmm_ivf.datasets.rows import row_blocks
+from gmm_ivf.datasets.rows import exact_cast, row_blocks
 
 _DTYPES = {".fvecs": np.dtype("<f4"), ".bvecs": np.dtype("u1"), ".ivecs": np.dtype("<i4")}
 _HEADER = np.dtype("<i4")
@@ -64,9 +64,7 @@ def write_vecs(path: Path, rows: np.ndarray) -> None:
     dtype = _DTYPES[path.suffix]
     with path.open("wb") as out:
         for first, block in row_blocks(rows, path.name):
-            cast = block.astype(dtype)
-            if dtype.kind in "iu" and (cast != block).any():
-                raise ValueError(f"rows from {first} on must fit {dtype} to be written as {path}")
+            cast = exact_cast(block, dtype, first, path)
             record = np.empty(len(block), [("d", _HEADER), ("x", dtype, (rows.shape[1],))])
             record["d"], record["x"] = rows.shape[1], cast
             record.tofile(out)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gmm_ivf.eval.kernel_results import Row
+from gmm_ivf.eval.plots import save_figure
 
 # Okabe and Ito's colours; marker and line style tell the curves apart in grey.
 _STYLES = (
@@ -68,14 +69,7 @@ def draw(rows: Sequence[Row]) -> Any:
 
 def save(rows: Sequence[Row], folder: Path, name: str = "kernels") -> list[Path]:
     """Write the figure as PNG and SVG; the same rows give the same SVG bytes."""
-    import matplotlib
-
-    figure = draw(rows)
-    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
-    with matplotlib.rc_context({"svg.hashsalt": "gmm_ivf"}):
-        figure.savefig(paths[0], dpi=130)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    return save_figure(draw(rows), folder, name)
 
 
 def series(rows: Sequence[Row], axis: str, base: tuple[int, int, int]) -> dict[str, Points]:

@@ -2,16 +2,16 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gmm_ivf.eval import jsonl
 from gmm_ivf.eval.kernel_cases import Case
 
 SCHEMA = 1
-JOBS = ("iteration", "fit")
+_ROW = "kernel row"
 # What a time depends on beside the case.
 _SURROUNDINGS = ("commit", "gpu", "cpu", "threads", "packages", "triton_interpreter")
 
@@ -135,13 +135,8 @@ class Row:
         ValueError
             If the line is no JSON object, is of another schema or lacks a field.
         """
-        row = json.loads(line)
-        if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-            raise ValueError(f"not a kernel row of schema {SCHEMA}: {line[:80]!r}")
-        try:
-            return cls(**{f.name: row[f.name] for f in fields(cls)})
-        except KeyError as error:
-            raise ValueError(f"kernel row lacks {error.args[0]!r}: {line[:80]!r}") from None
+        row = jsonl.parse(line, SCHEMA, _ROW)
+        return cls(**jsonl.pick(row, (f.name for f in fields(cls)), _ROW, line))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -152,16 +147,7 @@ def read_rows(path: Path) -> list[Row]:
     ValueError
         If a complete line is not a row; the message names file and line.
     """
-    text = path.read_text(encoding="utf-8")
-    rows = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
-        try:
-            rows.append(Row.from_json(line))
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: {error}; move the file away or choose another --out"
-            ) from None
-    return rows
+    return jsonl.read(path, Row.from_json)
 
 
 class Store:
@@ -182,7 +168,7 @@ class Store:
         self._rows: dict[tuple, Row] = {}
         if path.exists():
             found = read_rows(path)
-            _cut_torn_line(path)
+            jsonl.cut_torn_line(path)
             self._rows = {r.key: r for r in _comparable(found, environment) if r.status == "ok"}
 
     def __contains__(self, key: tuple) -> bool:
@@ -197,10 +183,7 @@ class Store:
 
     def append(self, row: Row) -> None:
         """Write a row and wait until it is on the disk."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(row.to_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        jsonl.append(self.path, row.to_json())
         self._rows[row.key] = row
 
 
@@ -214,10 +197,3 @@ def _comparable(rows: Iterable[Row], environment: dict[str, Any]) -> list[Row]:
 
     here = surroundings(environment)
     return [row for row in rows if surroundings(row.environment) == here]
-
-
-def _cut_torn_line(path: Path) -> None:
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete < len(content):
-        os.truncate(path, complete)

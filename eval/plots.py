@@ -90,10 +90,14 @@ def _write_names(axes: Any, points: Sequence[OperatingPoint], nlists: Sequence[i
 
 def save(points: Sequence[OperatingPoint], folder: str | Path, name: str = "recall") -> list[Path]:
     """Write the figure as PNG and SVG into `folder`; the same points give the same SVG bytes."""
+    return save_figure(draw(points), Path(folder), name)
+
+
+def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG into `folder`, without dates or random names in the SVG."""
     import matplotlib
 
-    figure = draw(points)
-    paths = [Path(folder) / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     with matplotlib.rc_context({"svg.hashsalt": "gmm_ivf"}):
         figure.savefig(paths[0], dpi=130)
         figure.savefig(paths[1], metadata={"Date": None})

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gmm_ivf.eval import jsonl
+
 SCHEMA = 1
+_ROW = "result row"
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,10 @@ class OperatingPoint:
         ValueError
             If the line is no JSON object, is of another schema or lacks a field.
         """
-        row = json.loads(line)
-        if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-            raise ValueError(f"not a result row of schema {SCHEMA}: {line[:80]!r}")
-        try:
-            key = Key(**{f.name: row[f.name] for f in fields(Key)})
-            rest = {f.name: row[f.name] for f in fields(cls) if f.name != "key"}
-        except KeyError as error:
-            raise ValueError(f"result row lacks {error.args[0]!r}: {line[:80]!r}") from None
-        return cls(key=key, **rest)
+        row = jsonl.parse(line, SCHEMA, _ROW)
+        key = Key(**jsonl.pick(row, (f.name for f in fields(Key)), _ROW, line))
+        rest = (f.name for f in fields(cls) if f.name != "key")
+        return cls(key=key, **jsonl.pick(row, rest, _ROW, line))
 
 
 def read_points(path: str | Path) -> list[OperatingPoint]:
@@ -100,18 +97,8 @@ def read_points(path: str | Path) -> list[OperatingPoint]:
     ValueError
         If a complete line is not a result row; the message names file and line.
     """
-    points: dict[Key, OperatingPoint] = {}
-    text = Path(path).read_text(encoding="utf-8")
-    complete = text[: text.rfind("\n") + 1]
-    for number, line in enumerate(complete.splitlines(), start=1):
-        try:
-            point = OperatingPoint.from_json(line)
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: {error}; move the file away or choose another --out"
-            ) from None
-        points[point.key] = point
-    return list(points.values())
+    found = jsonl.read(Path(path), OperatingPoint.from_json)
+    return list({point.key: point for point in found}.values())
 
 
 class Store:
@@ -129,7 +116,7 @@ class Store:
         self._points: dict[Key, OperatingPoint] = {}
         if self.path.exists():
             self._points = {point.key: point for point in read_points(self.path)}
-            _cut_torn_line(self.path)
+            jsonl.cut_torn_line(self.path)
 
     def __len__(self) -> int:
         return len(self._points)
@@ -145,10 +132,7 @@ class Store:
     def append(self, point: OperatingPoint) -> None:
         """Write a point and wait until it is on the disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(point.to_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        jsonl.append(self.path, point.to_json())
         self._points[point.key] = point
 
 
@@ -178,10 +162,3 @@ def fingerprint(base: Any, queries: np.ndarray, metric: str, samples: int = 1024
 def commits(points: Iterable[OperatingPoint]) -> list[str]:
     """The commits that the points were measured at, sorted; "unknown" outside a checkout."""
     return sorted({str(point.environment.get("commit") or "unknown") for point in points})
-
-
-def _cut_torn_line(path: Path) -> None:
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete < len(content):
-        os.truncate(path, complete)

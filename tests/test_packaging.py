@@ -1,10 +1,12 @@
 """What a wheel holds, and what importing loads."""
 
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,3 +94,17 @@ def test_missing_faiss_is_one_clear_sentence():
 def test_unknown_name_and_dir():
     code = "import gmm_ivf; print('IndexIVFGMM' in dir(gmm_ivf), hasattr(gmm_ivf, 'nothing'))"
     assert python(code) == "True False"
+
+
+def test_files_are_relative_to_the_caller(tmp_path):
+    """scripts/recall.sh was called from a folder of the user's own, and looked in the checkout."""
+    assert "-m gmm_ivf.eval.recall" in (ROOT / "scripts" / "recall.sh").read_text()
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "mine.npy", rng.normal(size=(400, 4)).astype(np.float32))
+    options = "--dataset mine.npy --quick --nlist 4 --method kmeans".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "gmm_ivf.eval.recall", *options],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results" / "recall-mine-quick" / "table.txt").is_file()

@@ -157,6 +157,9 @@ def test_quantizer_must_be_that_of_the_index(blobs, trained):
         IndexIVFGMM(index, faiss.IndexFlatL2(4))
     with pytest.raises(ValueError, match="index has nlist=5, q has 3"):
         IndexIVFGMM(faiss.IndexIVFFlat(q, 4, 5), q)
+    # Not that quantizer and of another shape: the shape is what helps.
+    with pytest.raises(ValueError, match="index has nlist=4, q has 3"):
+        IndexIVFGMM(faiss.IndexIVFFlat(trained(x, 4), 4, 4), q)
     assert IndexIVFGMM(index).quantizer is q
     plain = faiss.IndexFlatL2(4)
     with pytest.raises(ValueError, match="q is None and the index refers to no GMMQuantizer"):
