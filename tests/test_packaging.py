@@ -101,7 +101,7 @@ def test_files_are_relative_to_the_caller(tmp_path):
     assert "-m gmm_ivf.eval.recall" in (ROOT / "scripts" / "recall.sh").read_text()
     rng = np.random.default_rng(0)
     np.save(tmp_path / "mine.npy", rng.normal(size=(400, 4)).astype(np.float32))
-    options = "--dataset mine.npy --quick --nlist 4 --method kmeans".split()
+    options = ["--dataset", "mine.npy", "--quick", "--nlist", "4", "--method", "kmeans"]
     done = subprocess.run(
         [sys.executable, "-m", "gmm_ivf.eval.recall", *options],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
