@@ -15,6 +15,7 @@ from gmm_ivf.kernels.components import (
     precisions_cholesky,
 )
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
+from gmm_ivf.lloyd import Pass, TorchPass
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import DATA_REACH, INSIDE, Rows
 
@@ -149,6 +150,11 @@ class Engine:
         else:
             indices = np.sort(rng.choice(self.rows.n, size, replace=False))
         return self.rows.take(indices, self.frame, dtype, self.device)
+
+    def kmeans_passes(self, size: int, rng: np.random.RandomState) -> Iterator[Pass]:
+        """Assignment of `size` samples, in each precision that may run, cheapest first."""
+        for mode in self.candidates:
+            yield TorchPass(self.sample(size, rng, mode))
 
     def mean_log_likelihood(self, total: float) -> float:
         """Average log-density of the samples in the caller's units, from the sum in the frame."""

@@ -1,5 +1,8 @@
 """EM passes by the Triton kernels over samples that stay on the GPU."""
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -7,7 +10,9 @@ from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import em, torch_backend
 from gmm_ivf.kernels.components import Components, Statistics
 from gmm_ivf.kernels.dispatch import choose_precision
+from gmm_ivf.kernels.hard import HardPass
 from gmm_ivf.kernels.operands import Samples
+from gmm_ivf.lloyd import Pass, TorchPass
 
 
 class TritonEngine(Engine):
@@ -44,6 +49,12 @@ class TritonEngine(Engine):
                 'many for the memory that is free; use backend="torch", which streams them.'
             )
         return self.resident(torch.float32)
+
+    def kmeans_passes(self, size: int, rng: np.random.RandomState) -> Iterator[Pass]:
+        """By the kernels first; by torch in float32 where the data are too tight for them."""
+        mode = self.candidates[0]
+        yield HardPass(self.sample(size, rng, mode), mode)
+        yield TorchPass(self.sample(size, rng, mode))
 
     def e_step(
         self,

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHAIN = (
     "params",
     "rows",
+    "lloyd",
     "engine",
     "triton_engine",
     "seeding",

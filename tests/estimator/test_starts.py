@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from gmm_ivf import GaussianMixture, engine, seeding
 from gmm_ivf.kernels.components import Components
+from gmm_ivf.lloyd import TorchPass, lloyd
 
 METHODS = ["kmeans", "k-means++", "random", "random_from_data"]
 
@@ -90,9 +91,9 @@ def test_gm_g27_kmeans_sees_a_subsample(monkeypatch):
     sizes = []
     lloyd = seeding.lloyd
 
-    def spy(sample, k, rng):
-        sizes.append(len(sample))
-        return lloyd(sample, k, rng)
+    def spy(assign, k, rng):
+        sizes.append(len(assign.sample))
+        return lloyd(assign, k, rng)
 
     monkeypatch.setattr(seeding, "lloyd", spy)
     X = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
@@ -104,10 +105,10 @@ def test_gm_g27_kmeans_sees_a_subsample(monkeypatch):
     assert report["init_share"] == pytest.approx(report["init_seconds"] / report["fit_seconds"])
 
 
-@pytest.mark.parametrize("k", [1, 2, 1025])
+@pytest.mark.parametrize("k", [1, 2, 1024, 1025])
 def test_lloyd_uses_every_centre(k):
     sample = torch.randn(1500, 3, generator=torch.Generator().manual_seed(0))
-    centers, inertia = seeding.lloyd(sample, k, np.random.RandomState(0))
+    centers, inertia = lloyd(TorchPass(sample), k, np.random.RandomState(0))
     distances = torch.cdist(sample.double(), centers).square()
     assert centers.shape == (k, 3)
     assert centers.dtype == torch.float64

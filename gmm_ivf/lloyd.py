@@ -1,0 +1,157 @@
+"""k-means: first centres by k-means++, then Lloyd's iterations by any pass that assigns samples."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels import torch_backend
+
+_COLUMN_ELEMENTS = 1 << 24
+_SUM_ROWS = 1 << 14
+_ITERATIONS = 25
+_TOLERANCE = 1e-4
+# k-means++ takes a pass for each centre, and few samples serve as well as all. Beyond so many
+# centres the samples are dealt into groups that find their share of the centres side by side.
+_PLUSPLUS_SAMPLES_PER_CENTER = 16
+_GROUP_CENTERS = 1024
+
+
+class Pass(Protocol):
+    """Assignment of samples to their nearest centres."""
+
+    sample: Tensor
+    noise: float
+
+    def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts (K,) and sums (K, D) of the samples of each centre, squared distances (n,)."""
+        ...
+
+
+class TorchPass:
+    """Assignment by torch, in the dtype of the sample.
+
+    Parameters
+    ----------
+    sample : Tensor of shape (n, D)
+    """
+
+    def __init__(self, sample: Tensor):
+        self.sample = sample
+        self.noise = torch.finfo(sample.dtype).eps * float(sample.square().sum(1).mean())
+
+    def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts and sums in float64, squared distances in the dtype of the sample."""
+        sample, centers = self.sample, centers.to(self.sample.dtype)
+        size = torch_backend.tile_rows(len(centers), sample.shape[1], sample.device)
+        parts = [torch_backend.nearest_means(tile, centers) for tile in sample.split(size)]
+        label, distance = (torch.cat(part) for part in zip(*parts, strict=True))
+        sums, counts = sums_by_label(sample, label, len(centers))
+        return counts, sums, distance
+
+
+def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
+    """Centres of k-means on a sample, (K, D) float64, and the mean squared distance to them.
+
+    Stops after 25 iterations, or when one improves the mean squared distance by less than 1e-4 of
+    it. An empty cluster moves to the sample farthest from its centre; with fewer distinct samples
+    than clusters some stay empty.
+    """
+    sample = assign.sample
+    centers, inertia = _first_centers(sample, n_components, rng)
+    previous = float("inf")
+    for _ in range(_ITERATIONS):
+        counts, sums, distance = assign(centers, inertia)
+        filled = counts > 0.5
+        means = sums / counts.clamp_min(0.5)[:, None]
+        centers = torch.where(filled[:, None], means, centers)
+        moved = _refill_empty(sample, centers, filled, distance)
+        inertia = float(distance.mean(dtype=torch.float64))
+        if not moved and previous - inertia <= _TOLERANCE * inertia:
+            break
+        previous = inertia
+    return centers, inertia
+
+
+def _refill_empty(sample: Tensor, centers: Tensor, filled: Tensor, distance: Tensor) -> bool:
+    """Move empty centres, in place, to the samples farthest from theirs; whether any moved."""
+    empty = (~filled).nonzero()[:, 0]
+    if len(empty) == 0:
+        return False
+    far, rows = distance.topk(min(len(empty), len(sample)))
+    rows = rows[far > 0]
+    centers[empty[: len(rows)]] = sample[rows].to(centers.dtype)
+    return len(rows) > 0
+
+
+def _first_centers(
+    sample: Tensor, n_components: int, rng: np.random.RandomState
+) -> tuple[Tensor, float]:
+    """Rows to start from, float64, by k-means++ on a part of the sample; their inertia there."""
+    size = _PLUSPLUS_SAMPLES_PER_CENTER * n_components
+    if size < len(sample):
+        picked = np.sort(rng.choice(len(sample), size, replace=False))
+        sample = sample[torch.from_numpy(picked).to(sample.device)]
+    rows, inertia = spread_rows(sample, n_components, rng)
+    return sample[rows].double(), inertia
+
+
+def spread_rows(
+    sample: Tensor, n_components: int, rng: np.random.RandomState
+) -> tuple[Tensor, float]:
+    """Rows drawn one after another by k-means++, without waiting for the device.
+
+    A row is drawn with probability proportional to its squared distance from those before: the
+    largest of ``distance / e`` is, for independent exponential e. Samples lie in groups of equal
+    size, each of which finds up to 1,024 of the centres.
+
+    Returns
+    -------
+    rows : Tensor of shape (n_components,), int64
+    inertia : float
+        Mean squared distance of the samples of a group to its centres.
+    """
+    groups = -(-n_components // _GROUP_CENTERS) if len(sample) >= 2 * n_components else 1
+    size, d = len(sample) // groups, sample.shape[1]
+    if groups > 1:
+        dealt = torch.from_numpy(rng.permutation(len(sample))[: groups * size]).to(sample.device)
+    else:
+        dealt = torch.arange(size, device=sample.device)
+    members = sample[dealt].reshape(groups, size, d)
+    noise = torch.Generator(sample.device).manual_seed(int(rng.randint(2**31)))
+    squares = members.square().sum(2)
+    closest = torch.ones_like(squares)
+    base = torch.arange(groups, device=sample.device)[:, None] * size
+    rows = []
+    for number in range(-(-n_components // groups)):
+        race = torch.empty_like(closest).exponential_(generator=noise)
+        row = (closest / race).argmax(1, keepdim=True)
+        rows.append(dealt[base + row])
+        center = torch.gather(members, 1, row[:, :, None].expand(-1, -1, d))
+        distance = torch.baddbmm(squares[:, :, None], members, center.mT, alpha=-2)[:, :, 0]
+        distance += center.square().sum(2)
+        distance.clamp_min_(0).scatter_(1, row, 0)
+        closest = distance if number == 0 else torch.minimum(closest, distance)
+    return torch.cat(rows)[:n_components, 0], float(closest.mean())
+
+
+def sums_by_label(sample: Tensor, label: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
+    """Sum and count of the samples of each label, float64; added in a fixed order.
+
+    Up to 16,384 samples are added in their own dtype. On a GPU sorted runs, since the order of
+    `index_add_` there is up to the hardware.
+    """
+    counts = torch.bincount(label, minlength=n_components)
+    if sample.device.type == "cpu":
+        sums = torch.zeros(n_components, sample.shape[1], dtype=torch.float64)
+        for part, of in zip(sample.split(_SUM_ROWS), label.split(_SUM_ROWS), strict=True):
+            sums += torch.zeros_like(sums, dtype=part.dtype).index_add_(0, of, part)
+        return sums, counts.double()
+    order = torch.argsort(label, stable=True)
+    columns = sample.split(max(1, _COLUMN_ELEMENTS // len(sample)), dim=1)
+    sums = [
+        torch.segment_reduce(part[order].double(), "sum", lengths=counts, axis=0)
+        for part in columns
+    ]
+    return torch.cat(sums, dim=1), counts.double()

@@ -1,0 +1,58 @@
+"""Hard assignment by the EM kernels, against distances in float64."""
+
+import pytest
+import torch
+
+from gmm_ivf.kernels.dispatch import triton_obstacle
+from gmm_ivf.kernels.hard import HardPass
+
+CUDA = torch.cuda.is_available()
+DEVICES = [
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(
+            triton_obstacle(torch.device("cpu")) is not None, reason="needs TRITON_INTERPRET=1"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", ["fp16", "fp16x3", "fp32"])
+@pytest.mark.parametrize(("n", "d", "k"), [(300, 5, 7), (257, 33, 65), (100, 1, 1), (300, 270, 4)])
+def test_it_assigns_to_the_nearest_mean(device, mode, n, d, k):
+    generator = torch.Generator().manual_seed(n)
+    centers = torch.randn(k, d, generator=generator, dtype=torch.float64)
+    label = torch.randint(k, (n,), generator=generator)
+    sample = (centers[label] + 0.1 * torch.randn(n, d, generator=generator)).float()
+    moved = centers + 0.02 * torch.randn(k, d, generator=generator)
+    squares = torch.cdist(sample.double(), moved).square()
+    nearest = squares.min(1)
+    assign = HardPass(sample.to(device), mode)
+    counts, sums, distance = (
+        t.cpu() for t in assign(moved.to(device), float(nearest.values.mean()))
+    )
+    # A sample between two means may lie on either side of their border, or be shared.
+    clear = squares.sort(1).values[:, : min(2, k)]
+    sure = (clear[:, -1] > 1.05 * clear[:, 0]) | (k == 1)
+    unsure = int((~sure).sum())
+    want = torch.bincount(nearest.indices, minlength=k).double()
+    assert (counts - want).abs().sum() <= 2 * unsure + 0.03 * n
+    assert counts.sum() == pytest.approx(n, rel=3e-2)
+    if unsure == 0:
+        exact = torch.zeros(k, d, dtype=torch.float64).index_add_(
+            0, nearest.indices, sample.double()
+        )
+        torch.testing.assert_close(sums, exact, rtol=2e-2, atol=0.1)
+    scale = float(nearest.values.mean())
+    torch.testing.assert_close(distance.double(), nearest.values, rtol=0.02, atol=0.02 * scale)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_samples_on_their_means_have_no_distance(device):
+    sample = torch.eye(4, 6, device=device)
+    counts, sums, distance = HardPass(sample, "fp16")(sample.double(), 0.0)
+    torch.testing.assert_close(counts.cpu(), torch.ones(4, dtype=torch.float64), rtol=1e-2, atol=0)
+    torch.testing.assert_close(sums.cpu(), sample.double().cpu(), rtol=1e-2, atol=1e-6)
+    assert float(distance.max()) < 1e-4
