@@ -4,18 +4,18 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 
 from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._faiss import faiss
+from gmm_ivf._rule_pairs import pairs_by_rule, pairs_on_gpu
 from gmm_ivf._vectors import block, sample_rows, unit_rows
 from gmm_ivf.assignment import select_lists, solve_threshold
 from gmm_ivf.quantizer import GMMQuantizer
-from gmm_ivf.rules import Near, Rule
+from gmm_ivf.rules import Rule
 
 # Rows on which a threshold is solved: the replication reached is off by about 0.3 %.
 _SAMPLE_ROWS = 1 << 15
-# Elements of the means that are gathered at a time.
-_GATHERED = 1 << 18
 
 
 class Assigner:
@@ -41,6 +41,7 @@ class Assigner:
         self.ranker = CoarseRanker(quantizer, quantizer.mixture)
         self.generation = quantizer.generation
         self._mixture = quantizer.mixture
+        self._device = _device_of(quantizer.mixture)
         self._is_product = quantizer.metric_type == faiss.METRIC_INNER_PRODUCT
         self._max_lists = max_lists
         self._rule = rule
@@ -78,19 +79,13 @@ class Assigner:
         return select_lists(*self.candidates(rows), log_tau, self._max_lists)
 
     def _pairs_by(self, rule: Rule, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs by a rule, a few rows at a time: each has `candidates` means of its own."""
-        table = self.ranker.table
-        m = min(rule.candidates, len(table))
-        primary, (_, lists) = self.ranker.nearest(rows), self.ranker.search(rows, m)
-        points = self.ranker.points(rows)
-        parts = []
-        for start in range(0, len(rows), size := max(1, _GATHERED // (m * table.shape[1]))):
-            where = slice(start, start + size)
-            near = Near(points[where], table, primary[where], lists[where])
-            chosen, columns = np.nonzero(rule.choose(near, self._max_lists))
-            parts.append((chosen + start, near.lists[chosen, columns]))
-        chosen, lists = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return chosen, lists
+        """Pairs by a rule, on the GPU where the mixture is on one."""
+        table, points = self.ranker.table, self.ranker.points(rows)
+        if self._device.type == "cuda":
+            return pairs_on_gpu(rule, points, table, self._max_lists, self._device)
+        _, lists = self.ranker.search(rows, min(rule.candidates, len(table)))
+        primary = self.ranker.nearest(rows)
+        return pairs_by_rule(rule, points, table, primary, lists, self._max_lists)
 
     def solve(self, x: Any, replication: float) -> float:
         """Logarithm of the tau at which a sample of x takes `replication` lists per vector.
@@ -112,3 +107,9 @@ class Assigner:
                 stacklevel=3,
             )
         return log_tau
+
+
+def _device_of(mixture: Any) -> torch.device:
+    """Where a mixture was fitted, if that GPU is there; the CPU otherwise."""
+    device = torch.device(getattr(mixture, "device_", "cpu"))
+    return device if torch.cuda.is_available() else torch.device("cpu")

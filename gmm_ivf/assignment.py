@@ -1,26 +1,32 @@
 """The rule "responsibility", and checks of lists. The first list is always the nearest mean."""
 
+import math
+
 import numpy as np
 
+from gmm_ivf._arrays import Array, ascending, filled, namespace, true_places
 
-def _further(log_resp: np.ndarray, primary: np.ndarray, ids: np.ndarray, max_lists: int):
+
+def _further(primary: Array, ids: Array, max_lists: int) -> Array:
     """Mask of the candidates that may follow the primary list: best first, up to the cap."""
     usable = (ids != primary[:, None]) & (ids >= 0)
-    return usable & (np.cumsum(usable, axis=1) < max_lists)
+    return usable & (namespace(ids).cumsum(usable, 1) < max_lists)
 
 
 def select_lists(
-    log_resp: np.ndarray, primary: np.ndarray, ids: np.ndarray, log_tau: float, max_lists: int
-) -> tuple[np.ndarray, np.ndarray]:
+    log_resp: Array, primary: Array, ids: Array, log_tau: float, max_lists: int
+) -> tuple[Array, Array]:
     """Lists of each row: the primary, then every component of posterior above tau up to the cap.
+
+    All arrays are of numpy, or tensors on one device.
 
     Parameters
     ----------
-    log_resp : ndarray of shape (n, m), float64
+    log_resp : ndarray or Tensor of shape (n, m), float64
         Natural logarithm of the posteriors, best first.
-    primary : ndarray of shape (n,), int64
+    primary : ndarray or Tensor of shape (n,), int64
         List of the nearest mean; kept whatever its posterior is.
-    ids : ndarray of shape (n, m), int64
+    ids : ndarray or Tensor of shape (n, m), int64
         Component of each posterior, -1 for none.
     log_tau : float
         Threshold; a posterior has to be above it. Logarithms hold where posteriors of many
@@ -30,18 +36,18 @@ def select_lists(
 
     Returns
     -------
-    rows, lists : ndarray of shape (entries,), int64
+    rows, lists : ndarray or Tensor of shape (entries,), int64
         Flat pairs in order of rows, the primary of a row first.
     """
-    chosen = _further(log_resp, primary, ids, max_lists) & (log_resp > log_tau)
-    table = np.concatenate([primary[:, None], ids], axis=1)
-    keep = np.concatenate([np.ones((len(primary), 1), bool), chosen], axis=1)
-    rows, columns = np.nonzero(keep)
+    xp, first = namespace(ids), primary[:, None]
+    chosen = _further(primary, ids, max_lists) & (log_resp > log_tau)
+    table = xp.concatenate([first, ids], 1)
+    rows, columns = true_places(xp.concatenate([filled(first, True), chosen], 1))
     return rows, table[rows, columns]
 
 
 def solve_threshold(
-    log_resp: np.ndarray, primary: np.ndarray, ids: np.ndarray, replication: float, max_lists: int
+    log_resp: Array, primary: Array, ids: Array, replication: float, max_lists: int
 ) -> float:
     """Threshold at which `select_lists` stores `replication` entries per vector.
 
@@ -58,18 +64,18 @@ def solve_threshold(
         Natural logarithm of tau: 0.0 when no copies are wanted, -inf when all candidates are.
         Equal posteriors are taken or left together, whichever comes closer.
     """
-    usable = _further(log_resp, primary, ids, max_lists) & (log_resp > -np.inf)
-    candidates = np.sort(log_resp[usable])[::-1]
+    usable = _further(primary, ids, max_lists) & (log_resp > -math.inf)
+    candidates = ascending(log_resp[usable])
     wanted = min(round((replication - 1) * len(primary)), len(candidates))
     if wanted == 0:
         return 0.0
-    value = candidates[wanted - 1]
-    above = int(np.searchsorted(-candidates, -value, side="left"))
-    with_equal = int(np.searchsorted(-candidates, -value, side="right"))
+    value = candidates[len(candidates) - wanted]
+    above, with_equal = int((candidates > value).sum()), int((candidates >= value).sum())
     if wanted - above < with_equal - wanted:
         return float(value)
     # Any value in between separates the two; the next one down does, as the comparison is strict.
-    return float(candidates[with_equal]) if with_equal < len(candidates) else -np.inf
+    below = len(candidates) - with_equal
+    return float(candidates[below - 1]) if below else -math.inf
 
 
 def pairs_of_table(lists: np.ndarray, nlist: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,8 @@
 Notation: x a vector, c_1 its nearest mean, ``r_j = c_j - x``, ``d_j = |r_j|``. Inner products cost
 no dot product: ``<r_1, r_j> = (d_1^2 + d_j^2 - |c_1 - c_j|^2) / 2``. Every rule keeps list 1. The
 rule "responsibility" needs a mixture, and is in `gmm_ivf.assignment`.
+
+Formulas take numpy arrays, or torch tensors on any device.
 """
 
 import math
@@ -13,7 +15,16 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, ClassVar
 
-import numpy as np
+from gmm_ivf._arrays import (
+    Array,
+    filled,
+    first_true,
+    float64,
+    namespace,
+    order,
+    take,
+    true_places,
+)
 
 
 class Near:
@@ -21,54 +32,56 @@ class Near:
 
     Parameters
     ----------
-    rows : ndarray of shape (n, d), float32
-    table : ndarray of shape (K, d), float32
+    rows : ndarray or Tensor of shape (n, d), float32
+    table : ndarray or Tensor of shape (K, d), float32
         Means.
-    primary : ndarray of shape (n,), int64
+    primary : ndarray or Tensor of shape (n,), int64
         Nearest mean of each row.
-    lists : ndarray of shape (n, m), int64
+    lists : ndarray or Tensor of shape (n, m), int64
         Nearest means of each row in any order, -1 for none, at most once each; m is at least 1.
 
     Attributes
     ----------
-    lists : ndarray of shape (n, m), int64
+    lists : ndarray or Tensor of shape (n, m), int64
         The primary, then the others by distance; of equal distances the lower number is first. -1
         for none, at the end.
-    squared : ndarray of shape (n, m), float64
+    squared : ndarray or Tensor of shape (n, m), float64
         Squared distances; any value where there is none.
     """
 
-    def __init__(self, rows: np.ndarray, table: np.ndarray, primary: np.ndarray, lists: np.ndarray):
+    def __init__(self, rows: Array, table: Array, primary: Array, lists: Array):
+        xp = namespace(rows)
         # Of equal distances, to rounding, the search of several may find another first than the
         # search of one. So one place more is made here, and the last one given up.
-        others = np.where(lists == primary[:, None], -1, lists)
-        lists = np.concatenate([primary[:, None], others], axis=1)
-        squared = _squared_distances(table, lists, rows)
-        place = np.where(lists < 0, np.inf, squared)
-        place[:, 0] = -np.inf
-        order = np.lexsort((lists, place), axis=1)[:, :-1]
-        self.lists = np.take_along_axis(lists, order, axis=1)
-        self.squared = np.take_along_axis(squared, order, axis=1)
+        others = xp.where(lists == primary[:, None], -1, lists)
+        lists = xp.concatenate([primary[:, None], others], 1)
+        squared = squared_distances(table, lists, rows)
+        place = xp.where(lists < 0, math.inf, squared)
+        place[:, 0] = -math.inf
+        columns = order(place, lists)[:, :-1]
+        self.lists = take(lists, columns)
+        self.squared = take(squared, columns)
         self._table = table
 
-    def between(self, rows: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def between(self, rows: Array, one: Array, other: Array) -> Array:
         """Squared distances of means of a row, in two of its columns each: (pairs,) float64."""
         means = self._table[self.lists[rows, other]]
-        return _squared_distances(self._table, self.lists[rows, one][:, None], means)[:, 0]
+        return squared_distances(self._table, self.lists[rows, one][:, None], means)[:, 0]
 
-    def products(self) -> np.ndarray:
+    def products(self) -> Array:
         """Inner products ``<r_1, r_j>``: (n, m) float64."""
-        to_primary = _squared_distances(self._table, self.lists, self._table[self.lists[:, 0]])
+        to_primary = squared_distances(self._table, self.lists, self._table[self.lists[:, 0]])
         return (self.squared[:, :1] + self.squared - to_primary) / 2
 
 
-def _squared_distances(table: np.ndarray, lists: np.ndarray, points: np.ndarray) -> np.ndarray:
+def squared_distances(table: Array, lists: Array, points: Array) -> Array:
     """Squared distances of each point to the means of its row; -1 reads mean 0."""
     # Differences, in float64: FAISS's own squared distances are rounded by the norm of the
     # vectors, which leaves nothing of those that are near zero.
-    difference = table[np.maximum(lists, 0)] - points[:, None].astype(np.float64)
+    xp = namespace(table)
+    difference = table[xp.clip(lists, 0, None)] - float64(points[:, None])
     flat = difference.reshape(-1, difference.shape[-1])
-    return np.einsum("pd,pd->p", flat, flat).reshape(lists.shape)
+    return xp.einsum("pd,pd->p", flat, flat).reshape(lists.shape)
 
 
 def _number(low: float, strictly: bool = False) -> Callable[[Any], str]:
@@ -125,25 +138,26 @@ class Rule(ABC):
                 raise ValueError(f"{name} must be {wanted}; got {value!r}.")
 
     @abstractmethod
-    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+    def choose(self, near: Near, max_lists: int) -> Array:
         """Mask of the lists of `near` to put a row in, (n, m) bool; at most `max_lists` of a row.
 
         `max_lists` is at least 2.
         """
 
 
-def _primary_only(near: Near) -> np.ndarray:
-    mask = np.zeros(near.lists.shape, bool)
+def _primary_only(near: Near) -> Array:
+    mask = filled(near.lists, False)
     mask[:, 0] = True
     return mask
 
 
-def _least_loss(near: Near, loss: np.ndarray, bound: Any) -> np.ndarray:
+def _least_loss(near: Near, loss: Array, bound: Any) -> Array:
     """Mask of the primary, and of the further list of least loss where that is below the bound."""
+    xp = namespace(loss)
     mask = _primary_only(near)
-    loss = np.where(mask | (near.lists < 0), np.inf, loss)
-    best = loss.argmin(axis=1)
-    rows = np.flatnonzero(loss.min(axis=1) < bound)
+    loss = xp.where(mask | (near.lists < 0), math.inf, loss)
+    best = loss.argmin(1)
+    (rows,) = true_places(xp.amin(loss, 1) < bound)
     mask[rows, best[rows]] = True
     return mask
 
@@ -169,11 +183,11 @@ class Air(Rule):
     strict: bool = False
     candidates: int = 10
 
-    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+    def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
         first = near.squared[:, 0]
         loss = near.squared + self.lambda_ * near.products()
-        return _least_loss(near, loss, np.inf if self.strict else first + self.lambda_ * first)
+        return _least_loss(near, loss, math.inf if self.strict else first + self.lambda_ * first)
 
 
 @dataclass(frozen=True)
@@ -198,15 +212,17 @@ class Soar(Rule):
     strict: bool = False
     candidates: int = 10
 
-    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+    def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
         first = near.squared[:, :1]
         products = near.products()
         # In this order the ratio is exactly 1 for a duplicate of c_1, which then gains nothing.
-        ratio = np.divide(products, first, out=np.zeros_like(products), where=first > 0)
+        xp = namespace(products)
+        has_direction = first > 0
+        ratio = xp.where(has_direction, products / xp.where(has_direction, first, 1.0), 0.0)
         loss = near.squared + self.lambda_ * (ratio * products)
-        bound = np.inf if self.strict else first + self.lambda_ * first
-        return _least_loss(near, loss, np.where(first > 0, bound, -np.inf)[:, 0])
+        bound = math.inf if self.strict else first + self.lambda_ * first
+        return _least_loss(near, loss, xp.where(has_direction, bound, -math.inf)[:, 0])
 
 
 @dataclass(frozen=True)
@@ -232,21 +248,21 @@ class Spann(Rule):
     candidates: int = 64
     _checks = Rule._checks | {"eps": _or_none(Rule._checks["eps"])}
 
-    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+    def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
         taken = _primary_only(near)
         left = ~taken & (near.lists >= 0)
         if self.eps is not None:
             left &= _within(near, self.eps)
-        last = np.zeros(len(left), np.int64)
+        last = first_true(taken)
         # A list that one of those taken rules out stays out: each round compares what is left with
         # the list taken last.
         for _ in range(max_lists - 1):
-            rows, columns = np.nonzero(left)
-            apart = np.sqrt(near.between(rows, columns, last[rows]))
-            left[rows, columns] = self.rng_factor * apart >= np.sqrt(near.squared[rows, columns])
-            more = np.flatnonzero(left.any(axis=1))
-            last[more] = left[more].argmax(axis=1)
+            rows, columns = true_places(left)
+            apart = near.between(rows, columns, last[rows]) ** 0.5
+            left[rows, columns] = self.rng_factor * apart >= near.squared[rows, columns] ** 0.5
+            (more,) = true_places(left.any(1))
+            last[more] = first_true(left[more])
             taken[more, last[more]] = True
             left[more, last[more]] = False
         return taken
@@ -258,7 +274,7 @@ class Top2(Rule):
 
     candidates: int = field(default=2, init=False, repr=False)
 
-    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+    def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
         return near.lists >= 0
 
@@ -280,15 +296,15 @@ class Ratio(Rule):
     eps: float = 0.05
     candidates: int = 10
 
-    def choose(self, near: Near, max_lists: int) -> np.ndarray:
+    def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
         mask = _within(near, self.eps)
         mask[:, max_lists:] = False
         return mask | _primary_only(near)
 
 
-def _within(near: Near, eps: float) -> np.ndarray:
-    distances = np.sqrt(near.squared)
+def _within(near: Near, eps: float) -> Array:
+    distances = near.squared**0.5
     return (near.lists >= 0) & (distances <= (1 + eps) * distances[:, :1])
 
 

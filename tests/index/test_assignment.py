@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from gmm_ivf.assignment import check_lists, pairs_of_table, select_lists, solve_threshold
 
@@ -91,3 +92,17 @@ def test_table_skips_minus_one_and_refuses_repeats():
     assert lists.tolist() == [3, 0, 2]
     with pytest.raises(ValueError, match="row 1 names list 2 twice"):
         pairs_of_table(np.array([[0, 1], [2, 2]]), 4)
+
+
+@pytest.mark.parametrize("replication", [1.0, 1.3, 1.7, 3.0])
+def test_tensors_give_what_arrays_give(replication):
+    sample = random_posteriors(300, 12, 4, seed=5)
+    sample[2][::7, 1] = -1
+    log_resp, primary, ids = map(torch.from_numpy, sample)
+    tensors = log_resp, primary, ids
+    log_tau = solve_threshold(*sample, replication, 3)
+    assert solve_threshold(*tensors, replication, 3) == log_tau
+    for ours, theirs in zip(
+        select_lists(*tensors, log_tau, 3), select_lists(*sample, log_tau, 3), strict=True
+    ):
+        np.testing.assert_array_equal(ours.numpy(), theirs)

@@ -3,8 +3,10 @@
 import faiss
 import numpy as np
 import pytest
+import torch
 
 from gmm_ivf import GMMQuantizer, IndexIVFGMM
+from gmm_ivf._rule_pairs import pairs_by_rule, pairs_on_gpu
 from gmm_ivf.rules import RULES, Air, Near, Ratio, Soar, Spann, Top2, option_names
 
 
@@ -247,7 +249,7 @@ def test_primary_stays_where_another_mean_is_as_near():
 def test_rows_are_gathered_in_parts(blobs, entries_of, monkeypatch):
     x, means = blobs(300, 6), blobs(40, 6, seed=1)
     whole = lists_of(over(means, Spann(), 4), x, entries_of)
-    monkeypatch.setattr("gmm_ivf._assigner._GATHERED", 7 * 40 * 6)
+    monkeypatch.setattr("gmm_ivf._rule_pairs._GATHERED", 7 * 40 * 6)
     assert lists_of(over(means, Spann(), 4), x, entries_of) == whole
 
 
@@ -313,3 +315,49 @@ def test_centroids_have_no_posteriors(blobs):
     with pytest.raises(ValueError, match="needs a mixture, and q was made from centroids"):
         over(means, "responsibility")
     assert over(means, "responsibility", 1).tau == 1.0
+
+
+@ALL
+@pytest.mark.parametrize("max_lists", [2, 4])
+def test_tensors_give_what_arrays_give(blobs, rule, max_lists):
+    # Multiples of 1/8 make distances exact in float64 and equal ones frequent.
+    x, table = (np.rint(8 * a) / np.float32(8) for a in (blobs(300, 5), blobs(20, 5, seed=1)))
+    table[7], table[12], x[:20] = table[3], table[3], table
+    flat = faiss.IndexFlatL2(5)
+    flat.add(table)
+    lists = flat.search(x, min(rule.candidates, 20))[1]
+    lists[::9, -1] = -1
+    arrays = x, table, lists[:, 0].copy(), lists
+    near = Near(*arrays)
+    tensors = Near(*map(torch.from_numpy, arrays))
+    np.testing.assert_array_equal(tensors.lists.numpy(), near.lists)
+    valid = near.lists >= 0
+    np.testing.assert_array_equal(tensors.squared.numpy()[valid], near.squared[valid])
+    np.testing.assert_array_equal(
+        rule.choose(tensors, max_lists).numpy(), rule.choose(near, max_lists)
+    )
+
+
+@ALL
+def test_the_path_of_a_gpu_on_the_cpu(blobs, rule, monkeypatch):
+    x, table = blobs(400, 6), blobs(40, 6, seed=1)
+    flat = faiss.IndexFlatL2(6)
+    flat.add(table)
+    lists = flat.search(x, min(rule.candidates, 40))[1]
+    want = pairs_by_rule(rule, x, table, lists[:, 0], lists, 3)
+    monkeypatch.setattr("gmm_ivf._rule_pairs._GATHERED_ON_GPU", 7 * 40 * 6)
+    found = pairs_on_gpu(rule, x, table, 3, torch.device("cpu"))
+    for ours, theirs in zip(found, want, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@ALL
+def test_pairs_on_a_gpu_equal_those_of_the_cpu(blobs, rule):
+    x, table = blobs(2000, 24), blobs(100, 24, seed=1)
+    found = pairs_on_gpu(rule, x, table, 3, torch.device("cuda"))
+    want = pairs_on_gpu(rule, x, table, 3, torch.device("cpu"))
+    one, other = (set(zip(*map(np.ndarray.tolist, pairs), strict=True)) for pairs in (found, want))
+    # Where a decision is equal to rounding, it may fall either way.
+    assert len(one ^ other) < 1e-3 * len(other)
