@@ -143,6 +143,10 @@ class CoarseRanker:
             rows = self.points(rows)
         return faiss.IndexFlat.search(self._flat, rows, m)
 
+    def counted_search(self, rows: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `search`, and the comparisons with means that each row took, (n,) int64."""
+        return *self.search(rows, m), np.full(len(rows), self._flat.ntotal)
+
     def nearest(self, rows: np.ndarray) -> np.ndarray:
         """List of the best mean of every row, (n,) int64."""
         return self.search(rows, 1)[1][:, 0]

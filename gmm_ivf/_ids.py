@@ -61,6 +61,33 @@ class IdSet:
         """Memory of the intervals."""
         return sum(starts.nbytes + ends.nbytes for starts, ends in self._runs)
 
+    @property
+    def intervals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sorted, disjoint half-open intervals that make up the set: (starts, ends), int64."""
+        if not self._runs:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        starts, ends = (np.sort(np.concatenate(part)) for part in zip(*self._runs, strict=True))
+        return _joined(starts, ends)
+
+    @classmethod
+    def of_intervals(cls, starts: np.ndarray, ends: np.ndarray) -> "IdSet":
+        """The set that `intervals` described.
+
+        Raises
+        ------
+        ValueError
+            When they are none: not int64, negative, empty, unsorted or overlapping.
+        """
+        good = all(a.ndim == 1 and a.dtype == np.int64 for a in (starts, ends))
+        good = good and len(starts) == len(ends) and bool((starts < ends).all())
+        if not good or (starts[:1] < 0).any() or (starts[1:] < ends[:-1]).any():
+            raise ValueError("the intervals of ids must be sorted, disjoint and not negative.")
+        ids = cls()
+        if starts.size:
+            ids._runs = [_joined(starts.copy(), ends.copy())]
+            ids._count = int((ends - starts).sum())
+        return ids
+
     def contains(self, ids: np.ndarray) -> np.ndarray:
         """Which of the ids are in the set, a bool array of their shape."""
         found = np.zeros(ids.shape, bool)

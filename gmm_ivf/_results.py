@@ -15,7 +15,7 @@ class SearchCost:
         Entries in the probed lists; every copy counts.
     coarse : ndarray of shape (q,), int64
         Comparisons with means.
-    ranking : ndarray of shape (q,), int64
+    ranking : ndarray of shape (q,), float64
         Other work, in units of one distance; layout "lists" has none.
     """
 
@@ -25,7 +25,7 @@ class SearchCost:
 
     @property
     def distance_computations(self) -> np.ndarray:
-        """Sum of the three parts, (q,)."""
+        """Sum of the three parts, (q,) float64."""
         return self.scanned + self.coarse + self.ranking
 
 
@@ -68,3 +68,32 @@ def first_of_each_id(
     out_distances[rows, columns] = distances[rows, entries]
     out_labels[rows, columns] = labels[rows, entries]
     return out_distances, out_labels
+
+
+def first_within_each_row(
+    lims: np.ndarray, distances: np.ndarray, labels: np.ndarray, is_product: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keep the best entry of every id of a range search, query by query.
+
+    Parameters
+    ----------
+    lims : ndarray of shape (q + 1,), int64
+        Where the results of each query begin and end.
+    distances : ndarray of shape (lims[-1],), float32
+    labels : ndarray of shape (lims[-1],), int64
+    is_product : bool
+        Whether larger is better.
+
+    Returns
+    -------
+    lims, distances, labels
+        As given, with each id once within a query. What remains keeps its order.
+    """
+    query = np.repeat(np.arange(len(lims) - 1), np.diff(lims))
+    order = np.lexsort((-distances if is_product else distances, labels, query))
+    is_first = np.ones(len(labels), bool)
+    same = labels[order][1:] == labels[order][:-1]
+    is_first[1:] = ~(same & (query[order][1:] == query[order][:-1]))
+    keep = np.sort(order[is_first])
+    counts = np.bincount(query[keep], minlength=len(lims) - 1)
+    return np.concatenate([[0], np.cumsum(counts)]), distances[keep], labels[keep]

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._checks import check_no_direct_map
+from gmm_ivf._coarse import CoarseRanker
+from gmm_ivf._decoding import EntryMap, list_ids
 from gmm_ivf._faiss import faiss, raw
 from gmm_ivf._ids import ID_LIMIT, IdSet, check_ids, unique_ids
+from gmm_ivf._layout import checked_int
 from gmm_ivf.assignment import check_lists
 
 _ID_BYTES = 8
@@ -30,6 +33,8 @@ class CopyStore:
         Entries per list.
     max_copies : int
         Most lists that any vector was put in since the store was last empty by `clear`.
+    next_id : int
+        The id after the largest one ever stored.
     """
 
     def __init__(self, ivf: Any):
@@ -38,7 +43,8 @@ class CopyStore:
 
     def _forget(self) -> None:
         self._ids = IdSet()
-        self._next_id = 0
+        self._places: EntryMap | None = None
+        self.next_id = 0
         self.sizes = np.zeros(self._ivf.nlist, np.int64)
         self.max_copies = 1
 
@@ -60,9 +66,9 @@ class CopyStore:
             Naming an id that is negative, no int64, repeated or stored already.
         """
         if ids is None:
-            if self._next_id > ID_LIMIT - n:
-                raise ValueError(f"no {n} ids are left above {self._next_id - 1}: give ids.")
-            return np.arange(self._next_id, self._next_id + n)
+            if self.next_id > ID_LIMIT - n:
+                raise ValueError(f"no {n} ids are left above {self.next_id - 1}: give ids.")
+            return np.arange(self.next_id, self.next_id + n)
         ids = check_ids(ids, n)
         known = self._ids.contains(ids)
         if known.any():
@@ -93,11 +99,21 @@ class CopyStore:
         copies = np.bincount(owner, minlength=len(rows))
         lists = np.ascontiguousarray(lists, np.int64)
         vectors, keys = rows[owner], ids[owner]
+        self._places = None
         self._ivf.add_core(len(owner), raw(vectors), raw(keys), raw(lists))
         self.sizes += np.bincount(lists, minlength=self._ivf.nlist)
         self._ids.add(ids[copies > 0])
-        self._next_id = max(self._next_id, int(ids.max()) + 1)
+        self.next_id = max(self.next_id, int(ids.max()) + 1)
         self.max_copies = max(self.max_copies, int(copies.max()))
+
+    def undo(self, ids: np.ndarray, next_id: int) -> None:
+        """Take out whatever is stored of these ids, counted or not; see `Layout.undo`."""
+        self._ivf.remove_ids(ids)
+        # FAISS counts what it adds after adding it, so an interruption leaves a false number.
+        self._ivf.ntotal = self._ivf.invlists.compute_ntotal()
+        self._ids.discard(ids[self._ids.contains(ids)])
+        self.next_id = next_id
+        self._recount()
 
     def remove(self, sel: Any) -> int:
         """Remove all copies of the ids selected; return how many vectors went."""
@@ -111,28 +127,51 @@ class CopyStore:
             if ids.size:
                 self._ivf.remove_ids(ids)
                 self._ids.discard(ids)
-        lists = self._ivf.invlists
-        self.sizes = np.array([lists.list_size(i) for i in range(self._ivf.nlist)], np.int64)
+        self._recount()
         return before - len(self)
+
+    def _recount(self) -> None:
+        lists = self._ivf.invlists
+        self._places = None
+        self.sizes = np.array([lists.list_size(i) for i in range(self._ivf.nlist)], np.int64)
 
     def _held_ids(self) -> IdSet:
         """The ids that the lists of the wrapped index really hold."""
-        lists = self._ivf.invlists
-        held = [np.empty(0, np.int64)]
-        for i in range(self._ivf.nlist):
-            size = lists.list_size(i)
-            if size:
-                pointer = lists.get_ids(i)
-                held.append(faiss.rev_swig_ptr(pointer, size).copy())
-                lists.release_ids(i, pointer)
         ids = IdSet()
+        held = [list_ids(self._ivf, number) for number in range(self._ivf.nlist)]
         ids.add(np.unique(np.concatenate(held)))
         return ids
+
+    def decode(self, ids: np.ndarray, ranker: CoarseRanker) -> np.ndarray:
+        """Decode the vectors of stored ids; see `EntryMap.decode`."""
+        if self._places is None:
+            self._places = EntryMap(self._ivf)
+        return self._places.decode(ids, ranker)
 
     def clear(self) -> None:
         """Remove everything; ids start at 0 again."""
         self._ivf.reset()
         self._forget()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Settings and arrays; see `Layout.state`."""
+        starts, ends = self._ids.intervals
+        settings = {"next_id": self.next_id, "max_copies": self.max_copies}
+        return settings, {"id_starts": starts, "id_ends": ends}
+
+    def restore(self, settings: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """The inverse of `state`, over an index that holds the entries already."""
+        ids = IdSet.of_intervals(arrays["id_starts"], arrays["id_ends"])
+        last = int(arrays["id_ends"].max(initial=0))
+        next_id = checked_int(settings, "next_id", last, ID_LIMIT)
+        max_copies = checked_int(settings, "max_copies", 1, self._ivf.nlist)
+        self._recount()
+        if not len(ids) <= self.entries == self._ivf.ntotal <= max_copies * len(ids):
+            raise ValueError(
+                f"{len(ids)} ids of up to {max_copies} entries do not go with an index of "
+                f"{self._ivf.ntotal} entries, {self.entries} of them in its lists."
+            )
+        self._ids, self.next_id, self.max_copies = ids, next_id, max_copies
 
     def check_unchanged(self) -> None:
         """Raise RuntimeError when somebody else added to the wrapped index or removed from it."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 _REASONS = {
-    "range_search": "use search with a large k",
     "reconstruct": "keep the vectors yourself, by id",
     "reconstruct_n": "keep the vectors yourself, by id",
     "reconstruct_batch": "keep the vectors yourself, by id",

@@ -30,8 +30,8 @@ def test_ix_g3_lists_and_results_stay(grid_points, entries_of, shift, kind):
     x, queries = grid_points(1500, 6), grid_points(100, 6, seed=1)
     plain, far = built(x, 8, kind), built(x + np.float32(shift), 8, kind)
     np.testing.assert_array_equal((x + np.float32(shift)) - np.float32(shift), x)
-    assert far._assigner.ranker.is_centred
-    assert not plain._assigner.ranker.is_centred
+    assert far._layout._assigner.ranker.is_centred
+    assert not plain._layout._assigner.ranker.is_centred
     moved = sum(
         len(np.setxor1d(a, b))
         for a, b in zip(entries_of(plain.index), entries_of(far.index), strict=True)

@@ -325,7 +325,7 @@ def test_ix_b1_statistics(soft):
 
 @pytest.mark.parametrize(
     "name",
-    ["range_search", "reconstruct", "to_gpu", "search_preassigned", "merge_from", "update_vectors"],
+    ["reconstruct", "to_gpu", "search_preassigned", "merge_from", "update_vectors"],
 )
 def test_missing_methods_say_so(blobs, soft, name):
     index = soft(blobs(300, 4), 3)

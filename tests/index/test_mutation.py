@@ -149,25 +149,40 @@ def test_blocks_do_not_show(blobs, soft, entries_of, monkeypatch, n):
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_failure_half_way_keeps_whole_blocks(blobs, soft, entries_of, monkeypatch, error):
-    x = blobs(400, 6)
-    index = soft(x, 5)
+@pytest.mark.parametrize("moment", ["before", "inside", "after"])
+def test_failure_half_way_leaves_the_index_as_before(
+    blobs, soft, entries_of, monkeypatch, error, moment
+):
+    x = blobs(500, 6)
+    index, want = soft(x, 5), soft(x, 5)
+    for either in (index, want):
+        either.add(x[:100])
+    before = entries_of(index.index)
     monkeypatch.setattr(_vectors, "_BLOCK_ROWS", 50)
     append = _store.CopyStore.append
 
     def failing(self, rows, ids, owner, lists):
-        if ids[0] >= 150:
-            raise error
-        append(self, rows, ids, owner, lists)
+        if ids[0] < 250:
+            return append(self, rows, ids, owner, lists)
+        if moment == "after":
+            append(self, rows, ids, owner, lists)
+        elif moment == "inside":  # FAISS stored some of them, and did not get to counting them
+            index.index.add_core(5, *map(faiss.swig_ptr, (rows, ids, lists)))
+            index.index.ntotal -= 5
+        raise error
 
     monkeypatch.setattr(_store.CopyStore, "append", failing)
     with pytest.raises(error):
-        index.add(x)
+        index.add(x[100:400])
     monkeypatch.setattr(_store.CopyStore, "append", append)
-    assert index.ntotal == 150
-    np.testing.assert_array_equal(held(entries_of(index.index)), np.arange(150))
-    index.add(x[150:])
-    np.testing.assert_array_equal(held(entries_of(index.index)), np.arange(400))
+    assert (index.ntotal, index.index.ntotal) == (100, sum(map(len, before)))
+    for now, then in zip(entries_of(index.index), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    for either in (index, want):
+        either.add(x[100:])
+        either.nprobe = 5
+    np.testing.assert_array_equal(index.search(x[:50], 9)[1], want.search(x[:50], 9)[1])
+    np.testing.assert_array_equal(index.stats()["list_sizes"], want.stats()["list_sizes"])
 
 
 def test_bad_row_far_down_adds_nothing(blobs, soft, monkeypatch):
@@ -225,7 +240,7 @@ def test_ix_l2_bad_lists_add_nothing(blobs, soft, lists, message):
 def test_store_checks_lists_itself(blobs, soft):
     """The last line before FAISS writes to whatever list it is told."""
     x = blobs(300, 4)
-    store = soft(x, 4)._store
+    store = soft(x, 4)._layout._store
     for bad in (4, -1, 10**9):
         with pytest.raises(ValueError, match=rf"\[0, 4\); got {bad}"):
             store.append(x[:1], np.array([0]), np.array([0]), np.array([bad]))

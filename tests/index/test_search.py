@@ -156,7 +156,8 @@ def test_ix_r3_r4_cost_is_counted_from_list_sizes(blobs, soft, name):
     np.testing.assert_array_equal(cost.coarse, np.full(5, 8))
     np.testing.assert_array_equal(cost.ranking, np.zeros(5))
     np.testing.assert_array_equal(cost.distance_computations, scanned + 8)
-    assert all(part.dtype == np.int64 for part in (cost.scanned, cost.coarse, cost.ranking))
+    assert cost.scanned.dtype == cost.coarse.dtype == np.int64
+    assert cost.ranking.dtype == cost.distance_computations.dtype == np.float64
 
 
 def test_ix_s2_nprobe_is_clamped_with_one_warning(blobs, soft):

@@ -1,0 +1,88 @@
+"""State of an `IndexIVFGMM` that searching and changing it share."""
+
+from typing import Any
+
+import numpy as np
+
+from gmm_ivf._faiss import address
+from gmm_ivf._layout import Layout
+from gmm_ivf._probing import Probing
+from gmm_ivf._results import SearchCost
+from gmm_ivf._vectors import as_matrix, block, check_count
+from gmm_ivf.quantizer import GMMQuantizer
+
+
+class Adapter:
+    """What is wrapped, and what FAISS's attributes say of it."""
+
+    index: Any
+    quantizer: GMMQuantizer
+    last_search: SearchCost | None
+    _ivf: Any
+    _layout: Layout
+    _probing: Probing
+
+    @property
+    def d(self) -> int:
+        """Dimensions of the vectors."""
+        return self.index.d
+
+    @property
+    def nlist(self) -> int:
+        """Number of lists."""
+        return self._ivf.nlist
+
+    @property
+    def metric_type(self) -> int:
+        """Metric, as in faiss."""
+        return self._ivf.metric_type
+
+    @property
+    def ntotal(self) -> int:
+        """Number of vectors; copies do not count."""
+        return self._layout.ntotal
+
+    @property
+    def max_copies(self) -> int:
+        """Most lists that any vector was put in since the last reset."""
+        return self._layout.max_copies
+
+    @property
+    def nprobe(self) -> int:
+        """Lists that a search probes: that of the wrapped index (1 unless it was set)."""
+        return self._ivf.nprobe
+
+    @nprobe.setter
+    def nprobe(self, value: int) -> None:
+        self._ivf.nprobe = check_count(value, "nprobe")
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether quantizer, codec and assignment are trained."""
+        return bool(self.quantizer.is_trained and self._layout.is_trained)
+
+    def _ready(self) -> Layout:
+        """The layout, after a check that nothing underneath has changed."""
+        if not self.is_trained:
+            raise RuntimeError(
+                "the index is not trained: call train(x) first. It keeps a trained quantizer, and "
+                "solves the threshold for `replication`."
+            )
+        self._layout.check_unchanged()
+        self._check_quantizer()
+        return self._layout
+
+    def _check_quantizer(self) -> None:
+        self.quantizer.check_intact()
+        if address(self._ivf.quantizer) != address(self.quantizer):
+            raise RuntimeError("the quantizer of the wrapped index was replaced: build a new one.")
+
+    def _matrix(self, x: Any) -> Any:
+        return as_matrix(x, self.d, "x")
+
+    def _inner(self, rows: np.ndarray) -> np.ndarray:
+        """Rows in the space of the lists."""
+        return rows
+
+    def _rows(self, x: Any, where: slice) -> np.ndarray:
+        return self._inner(block(x, "x", where))

@@ -1,0 +1,212 @@
+"""Layout "lists": a vector near a boundary is stored in several lists."""
+
+from typing import Any
+
+import numpy as np
+
+from gmm_ivf._assigner import Assigner
+from gmm_ivf._checks import check_posteriors, checked_budget, checked_rule
+from gmm_ivf._faiss import faiss, worst_distance
+from gmm_ivf._layout import Layout, ProbeOptions, Results
+from gmm_ivf._results import SearchCost, first_of_each_id, first_within_each_row
+from gmm_ivf._scan import Probes, entries_within, nearest_entries, spread_over_threads
+from gmm_ivf._store import CopyStore
+from gmm_ivf._vectors import block, spans
+from gmm_ivf.assignment import pairs_of_table
+from gmm_ivf.quantizer import GMMQuantizer
+from gmm_ivf.rules import Rule
+
+
+class ListsLayout(Layout):
+    """Copies in the lists of a FAISS index, and every id once in the results.
+
+    Parameters
+    ----------
+    ivf : faiss.IndexIVF
+        Empty.
+    quantizer : GMMQuantizer
+        That of `ivf`.
+    rule, tau, replication, max_lists
+        As in `IndexIVFGMM`.
+
+    Attributes
+    ----------
+    max_lists : int
+        Most lists per vector, at most nlist.
+    """
+
+    def __init__(
+        self,
+        ivf: Any,
+        quantizer: GMMQuantizer,
+        *,
+        rule: str | Rule,
+        tau: float | None,
+        replication: float | None,
+        max_lists: int,
+    ):
+        self._rule = checked_rule(rule, tau, replication)
+        tau, self._replication, self.max_lists = checked_budget(
+            tau, replication, max_lists, ivf.nlist, self._rule
+        )
+        check_posteriors(quantizer, self._rule, self.max_lists)
+        self.ivf = ivf
+        self._quantizer = quantizer
+        # Without a budget only the nearest mean counts, or the rule: no posterior exceeds 1.
+        self._log_tau = None if self._replication else float(np.log(tau)) if tau else 0.0
+        self._assigner: Assigner | None = None
+        self._store = CopyStore(ivf)
+        spread_over_threads(ivf)
+
+    @property
+    def is_trained(self) -> bool:
+        """See `Layout`."""
+        return bool(self.ivf.is_trained and self._log_tau is not None)
+
+    @property
+    def ntotal(self) -> int:
+        """See `Layout`."""
+        return len(self._store)
+
+    @property
+    def entries(self) -> int:
+        """See `Layout`."""
+        return self._store.entries
+
+    @property
+    def max_copies(self) -> int:
+        """See `Layout`."""
+        return self._store.max_copies
+
+    @property
+    def next_id(self) -> int:
+        """See `Layout`."""
+        return self._store.next_id
+
+    @property
+    def tau(self) -> float | None:
+        """See `IndexIVFGMM`."""
+        if self._log_tau is None or self._rule is not None:
+            return None
+        return float(np.exp(self._log_tau))
+
+    def describe(self) -> str:
+        """Options in one line."""
+        by = f"tau={self.tau}" if self._rule is None else f"rule={self._rule}"
+        return f"max_lists={self.max_lists}, {by}"
+
+    def train(self, x: Any, *, train_codec: bool = True) -> None:
+        """See `Layout`; `train_codec=False` solves the threshold only."""
+        self._assigner = None
+        if train_codec:
+            # IVFFlat has no codec to train: a row tells it that its quantizer is there.
+            flat = isinstance(self.ivf, faiss.IndexIVFFlat)
+            self.ivf.train(block(x, "x", slice(1)) if flat else block(x, "x"))
+        if self._replication:
+            self._log_tau = self._ready().solve(x, self._replication)
+
+    def _ready(self) -> Assigner:
+        if self._assigner is None:
+            self._assigner = Assigner(self._quantizer, self.max_lists, self._rule)
+        return self._assigner
+
+    def new_ids(self, ids: Any, n: int) -> np.ndarray:
+        """See `Layout`."""
+        return self._store.new_ids(ids, n)
+
+    def add(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
+        """See `Layout`."""
+        if lists is None:
+            pairs = self._ready().pairs(rows, float(self._log_tau or 0.0))
+        else:
+            pairs = pairs_of_table(lists, self.ivf.nlist)
+        self._store.append(rows, ids, *pairs)
+
+    def undo(self, ids: np.ndarray, next_id: int) -> None:
+        """See `Layout`."""
+        self._store.undo(ids, next_id)
+
+    def _probes(self, rows: np.ndarray, nprobe: int) -> Probes:
+        distances, lists, coarse = self._ready().ranker.counted_search(rows, nprobe)
+        return Probes(lists, distances, coarse)
+
+    def search(self, rows: np.ndarray, k: int, options: ProbeOptions) -> Results:
+        """See `Layout`."""
+        return self.search_probes(rows, k, self._probes(rows, options.nprobe), options)
+
+    def search_probes(
+        self, rows: np.ndarray, k: int, probes: Probes, options: ProbeOptions
+    ) -> Results:
+        """Search given lists; see `Layout.search`."""
+        fetch = self._fetch(k, probes.lists.shape[1])
+        distances = np.empty((len(rows), k), np.float32)
+        labels = np.empty((len(rows), k), np.int64)
+        for where in spans(len(rows), 2 * fetch):
+            found = nearest_entries(self.ivf, rows[where], fetch, probes.part(where), options)
+            distances[where], labels[where] = first_of_each_id(
+                *found, k, worst_distance(self.ivf.metric_type)
+            )
+        scanned = probes.scanned(self._store.sizes, options.max_codes)
+        return Results(distances, labels, scanned, probes.coarse, np.zeros(len(rows)))
+
+    def _fetch(self, k: int, nprobe: int) -> int:
+        """Entries to fetch per query so that k unique ids are among them, where so many are.
+
+        A selector takes all copies of an id or none, so it changes nothing.
+        """
+        entries = self.entries
+        copies = k * (min(self.max_copies, nprobe) - 1)
+        return max(1, min(k + min(copies, entries - self.ntotal), entries))
+
+    def range_search(
+        self, rows: np.ndarray, radius: float, options: ProbeOptions
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SearchCost]:
+        """See `Layout`."""
+        probes = self._probes(rows, options.nprobe)
+        found = entries_within(self.ivf, rows, radius, probes, options)
+        is_product = self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT
+        lims, distances, labels = first_within_each_row(*found, is_product)
+        scanned = probes.scanned(self._store.sizes, options.max_codes)
+        cost = SearchCost(scanned, probes.coarse, np.zeros(len(rows)))
+        return lims, distances, labels, cost
+
+    def remove(self, sel: Any) -> int:
+        """See `Layout`."""
+        return self._store.remove(sel)
+
+    def reconstruct(self, ids: np.ndarray) -> np.ndarray:
+        """See `Layout`; of several copies, that which lies nearest to its mean."""
+        return self._store.decode(ids, self._ready().ranker)
+
+    def clear(self) -> None:
+        """See `Layout`."""
+        self._store.clear()
+
+    def check_unchanged(self) -> None:
+        """See `Layout`."""
+        self._store.check_unchanged()
+        if self._assigner and self._assigner.generation != self._quantizer.generation:
+            raise RuntimeError(
+                "the quantizer was trained again: reset() this index, train it and add the vectors."
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """See `Layout`."""
+        second_table = self._assigner.ranker.nbytes if self._assigner else 0
+        return self._store.stats(4 * self.ivf.d * self._quantizer.ntotal + second_table)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """See `Layout`; `log_tau` is exact, as JSON has no infinity and rounds as it likes."""
+        settings, arrays = self._store.state()
+        log_tau = None if self._log_tau is None else float(self._log_tau).hex()
+        return {**settings, "log_tau": log_tau}, arrays
+
+    def restore(self, settings: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """See `Layout`."""
+        log_tau = settings["log_tau"]
+        if log_tau is not None:
+            log_tau = float.fromhex(log_tau)
+            if not log_tau <= 0:
+                raise ValueError(f"log_tau must be at most 0; got {log_tau}.")
+        self._store.restore(settings, arrays)
+        self._log_tau = log_tau
