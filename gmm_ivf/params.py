@@ -99,7 +99,7 @@ class Frame:
         return components.precisions_cholesky.cpu().numpy() / self.scale
 
 
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
     """JSON form of a numpy scalar."""
     if isinstance(value, np.generic):
         return value.item()
@@ -168,22 +168,11 @@ class MixtureParams:
         path = Path(path)
         if not path.parent.is_dir():
             raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
-        header = {
-            "version": _VERSION,
-            "covariance_type": self.covariance_type,
-            "exponent": self.frame.exponent,
-            "extra": extra,
-        }
-        arrays = {
-            "weights": self.weights,
-            "means": self.means,
-            "covariances": self.covariances,
-            "center": self.frame.center,
-        }
-        arrays = {name: np.ascontiguousarray(a, np.float64) for name, a in arrays.items()}
+        header, arrays = self.parts()
+        header |= {"version": _VERSION, "extra": extra}
         partial = path.with_name(path.name + ".partial")
         try:
-            save_file(arrays, partial, metadata={_FORMAT: json.dumps(header, default=_as_number)})
+            save_file(arrays, partial, metadata={_FORMAT: json.dumps(header, default=as_number)})
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
@@ -219,16 +208,40 @@ class MixtureParams:
             raise ValueError(
                 f"{path} has version {header['version']}, newer than {_VERSION}: update gmm_ivf."
             )
-        missing = {"weights", "means", "covariances", "center"} - arrays.keys()
-        missing |= {"version", "covariance_type", "exponent", "extra"} - header.keys()
-        if missing:
+        if missing := {"version", "extra"} - header.keys():
             raise ValueError(f"{path} lacks {sorted(missing)}.")
-        frame = Frame(arrays["center"], int(header["exponent"]))
-        params = cls(
-            header["covariance_type"],
+        return cls.from_parts(header, arrays, path), header["extra"]
+
+    def parts(self) -> tuple[dict, dict[str, np.ndarray]]:
+        """JSON values and float64 arrays that say all."""
+        arrays = {
+            "weights": self.weights,
+            "means": self.means,
+            "covariances": self.covariances,
+            "center": self.frame.center,
+        }
+        values = {"covariance_type": self.covariance_type, "exponent": self.frame.exponent}
+        return values, {name: np.ascontiguousarray(a, np.float64) for name, a in arrays.items()}
+
+    @classmethod
+    def from_parts(
+        cls, values: dict, arrays: dict[str, np.ndarray], source: str | os.PathLike
+    ) -> "MixtureParams":
+        """The inverse of `parts`.
+
+        Raises
+        ------
+        ValueError
+            Naming the source, and what it lacks.
+        """
+        missing = {"weights", "means", "covariances", "center"} - arrays.keys()
+        missing |= {"covariance_type", "exponent"} - values.keys()
+        if missing:
+            raise ValueError(f"{source} lacks {sorted(missing)}.")
+        return cls(
+            values["covariance_type"],
             arrays["weights"],
             arrays["means"],
             arrays["covariances"],
-            frame,
+            Frame(arrays["center"], int(values["exponent"])),
         )
-        return params, header["extra"]

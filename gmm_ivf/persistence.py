@@ -25,6 +25,11 @@ class MixtureFiles(TiledMixture):
         path : path
             Replaced only when the new file is complete.
         """
+        params, extra = self.saved_parts()
+        params.save(path, extra)
+
+    def saved_parts(self) -> tuple[MixtureParams, dict[str, Any]]:
+        """What a file keeps of a fitted mixture: parameters, and values fit for JSON."""
         check_is_fitted(self)
         params = MixtureParams(
             self.covariance_type, self.weights_, self.means_, self.covariances_, self._frame()
@@ -35,7 +40,7 @@ class MixtureFiles(TiledMixture):
         }
         if hasattr(self, "feature_names_in_"):
             extra["feature_names"] = list(self.feature_names_in_)
-        params.save(path, extra)
+        return params, extra
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Any:
@@ -48,7 +53,11 @@ class MixtureFiles(TiledMixture):
         ValueError
             When the file is truncated, of another kind, or newer than this version.
         """
-        params, extra = MixtureParams.load(path)
+        return cls.from_saved_parts(*MixtureParams.load(path))
+
+    @classmethod
+    def from_saved_parts(cls, params: MixtureParams, extra: dict[str, Any]) -> Any:
+        """The inverse of `saved_parts`."""
         mixture: Any = cls()
         mixture.set_params(
             n_components=len(params.weights),
