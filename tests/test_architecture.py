@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Modules of gmm_ivf from the first in the chain to the last: each imports only earlier ones.
 CHAIN = (
     "params",
+    "_sections",
     "rows",
     "lloyd",
     "engine",
