@@ -1,0 +1,300 @@
+"""Truncated EM: tiles of samples meet only the blocks of components that they need.
+
+    order = order_components(components)                 once
+    rows, best = find(samples, prepared)                 once, for `sort_samples`
+    rows, mass = weigh(samples, prepared, rows)          now and then: exact, at the price of all K
+    lists = choose_lists(mass, share)
+    kept = listed_rows(samples, prepared, lists)         each iteration: at the price of the lists
+    statistics = listed_step(samples, kept, prepared, lists)
+
+Responsibilities are normalised over the blocks of a tile's list (`kept`), so that what such EM
+improves is a lower bound on the log-likelihood; `discarded` says how far below it lies. As in
+`kernels.em` no launch waits for the host, nothing is atomic and the same input gives the same bits.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels import listed
+from gmm_ivf.kernels.components import Components, Statistics
+from gmm_ivf.kernels.launch import (
+    Rows,
+    Sums,
+    about_means,
+    check_match,
+    device_limits,
+    specialise,
+    total,
+)
+from gmm_ivf.kernels.operands import FUSED_FEATURES, LN2, Prepared, Samples, is_fused
+from gmm_ivf.kernels.tuning import ELEMENT_BYTES, MAX_ACCUMULATORS, Config, Problem, accumulators
+
+# Programs of the accumulation per multiprocessor.
+WAVES = 6
+# Elements of the matrix of masses that are sorted at once.
+_SORT_ELEMENTS = 1 << 24
+# Tiles and blocks of all kernels of a fit, the largest that fits into shared memory; they share
+# one shape, since lists are of such tiles and blocks.
+SHAPES = (
+    Config(128, 64, 4, 3),
+    Config(128, 64, 4, 2),
+    Config(128, 64, 8, 2),
+    Config(128, 64, 8, 1),
+    Config(64, 64, 4, 2),
+    Config(64, 64, 8, 1),
+    Config(32, 64, 4, 1),
+    Config(16, 64, 4, 1),
+)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Which tiles of samples and blocks of components meet, from both sides.
+
+    Attributes
+    ----------
+    tile_blocks : Tensor of shape (tiles, blocks), int32
+        Blocks of each tile, the heaviest first; what follows the first `tile_counts` is void.
+    tile_counts : Tensor of shape (tiles,), int32
+    block_tiles : Tensor of shape (blocks, tiles + 1), int32
+        Tiles of each block in ascending order; what follows the first `block_counts` is void.
+    block_counts : Tensor of shape (blocks,), int32
+    """
+
+    tile_blocks: Tensor
+    tile_counts: Tensor
+    block_tiles: Tensor
+    block_counts: Tensor
+
+    def visited(self) -> Tensor:
+        """Share of all pairs of a tile and a block that meet, a float64 scalar."""
+        return self.tile_counts.sum(dtype=torch.float64) / self.tile_blocks.numel()
+
+
+def check_supported(covariance_type: str, mode: str, d: int) -> None:
+    """Raise ValueError for a problem that these kernels do not have."""
+    if not is_fused(covariance_type, mode, d):
+        allowed = {kind: most for kind, most in FUSED_FEATURES.items() if most}
+        raise ValueError(
+            f"truncation: the Triton kernels truncate covariances and numbers of features up to "
+            f"{allowed} in any precision but fp32, got covariance_type={covariance_type!r} with "
+            f'{d} features in {mode}; set truncation=None, or backend="torch".'
+        )
+
+
+def shape_for(samples: Samples, prepared: Prepared) -> Config:
+    """Rows of a tile, components of a block, warps and stages for these samples."""
+    shared = device_limits(samples.values.device)[1]
+    kind, mode = prepared.components.covariance_type, prepared.mode
+    k, block_d = prepared.linear.shape[1:]
+    row = ELEMENT_BYTES[mode] * block_d * (2 if mode == "fp16x3" else 1)
+    problem = Problem("moment", kind, mode, k, block_d)
+    for shape in SHAPES:
+        streamed = row * (shape.block_n + shape.block_k) * shape.num_stages
+        needed = streamed * (2 if kind == "diag" else 1) + 4 * shape.block_n * shape.block_k
+        if needed <= shared and accumulators(problem, shape) <= MAX_ACCUMULATORS:
+            return shape
+    return SHAPES[-1]
+
+
+def reorder(components: Components, order: Tensor) -> Components:
+    """The same components in another order."""
+    tied = components.covariance_type == "tied"
+    return Components(
+        components.covariance_type,
+        components.weights[order],
+        components.means[order],
+        components.covariances if tied else components.covariances[order],
+        components.precisions_cholesky if tied else components.precisions_cholesky[order],
+    )
+
+
+def restore(stats: Statistics, order: Tensor, covariance_type: str) -> Statistics:
+    """Statistics of reordered components in the order from before."""
+    back = order.argsort()
+    s2 = stats.s2 if covariance_type == "tied" else stats.s2[back]
+    return replace(stats, s0=stats.s0[back], s1=stats.s1[back], s2=s2)
+
+
+def sort_samples(samples: Samples, order: Tensor) -> Samples:
+    """A copy of the samples in another order, (N,) int64."""
+    values, half_norm = torch.zeros_like(samples.values), torch.zeros_like(samples.half_norm)
+    for part, target in zip(samples.values, values, strict=True):
+        torch.index_select(part, 0, order, out=target[: samples.n])
+    torch.index_select(samples.half_norm, 0, order, out=half_norm[: samples.n])
+    return replace(samples, values=values, half_norm=half_norm)
+
+
+def _operands(samples: Samples, prepared: Prepared) -> tuple[Tensor, ...]:
+    return (
+        samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
+        prepared.gain, prepared.offset,
+    )  # fmt: skip
+
+
+def _strides(samples: Samples, prepared: Prepared) -> tuple[int, int, int, int]:
+    """Features, stride of a row, and distances to the low parts of samples and components."""
+    parts, rows, stride = samples.values.shape
+    k, block_d = prepared.linear.shape[1:]
+    return samples.width, stride, rows * stride * (parts - 1), k * block_d * (parts - 1)
+
+
+def _norms(
+    samples: Samples,
+    prepared: Prepared,
+    shape: Config,
+    tiles: Tensor,
+    out: Tensor,
+    lists: Lists | None = None,
+    best: Tensor | None = None,
+) -> None:
+    """Launch the pass over listed blocks, or all of them, for some tiles."""
+    check_match(samples, prepared)
+    blocks = prepared.gain.shape[0] // shape.block_k
+    members, counts = (lists.tile_blocks, lists.tile_counts) if lists else (tiles, tiles)
+    flags: dict[str, Any] = {"LISTED": lists is not None, "FIND": best is not None}
+    listed.norm_kernel[(len(tiles),)](
+        *_operands(samples, prepared), tiles, members, counts, out, out if best is None else best,
+        samples.n, blocks, *_strides(samples, prepared),
+        **flags, **specialise(samples, prepared, shape, prepared.linear.shape[2]),
+    )  # fmt: skip
+
+
+def _all_tiles(samples: Samples, shape: Config, start: int = 0, step: int = 1) -> Tensor:
+    tiles = -(-samples.n // shape.block_n)
+    return torch.arange(start, tiles, step, dtype=torch.int32, device=samples.values.device)
+
+
+def find(samples: Samples, prepared: Prepared, shape: Config) -> tuple[Rows, Tensor]:
+    """Log-normalisers over all components, and the likeliest component of each sample.
+
+    Returns
+    -------
+    rows : Rows
+    best : Tensor of shape (N,), int32
+        Ties go to the lower number within a block, and to the earlier block.
+    """
+    norm = samples.empty_rows()
+    best = torch.zeros(len(norm), dtype=torch.int32, device=norm.device)
+    _norms(samples, prepared, shape, _all_tiles(samples, shape), norm, best=best)
+    return Rows(norm), best[: samples.n]
+
+
+def weigh(samples: Samples, prepared: Prepared, guess: Rows, shape: Config) -> tuple[Rows, Tensor]:
+    """Log-normalisers over all components, and the mass of each block in each tile.
+
+    Returns
+    -------
+    rows : Rows
+        As from `kernels.em.row_pass`, whatever the guess.
+    mass : Tensor of shape (tiles, blocks), float32
+        Responsibilities, summed over the samples of the tile and the components of the block;
+        those of a sample are too large by the factor by which its guess is too small.
+    """
+    check_match(samples, prepared)
+    norm = samples.empty_rows()
+    tiles, blocks = -(-samples.n // shape.block_n), prepared.gain.shape[0] // shape.block_k
+    mass = torch.empty(tiles, blocks, dtype=torch.float32, device=norm.device)
+    listed.weigh_kernel[(tiles,)](
+        *_operands(samples, prepared), guess.norm, norm, mass,
+        samples.n, blocks, *_strides(samples, prepared),
+        **specialise(samples, prepared, shape, prepared.linear.shape[2]),
+    )  # fmt: skip
+    return Rows(norm), mass
+
+
+def choose_lists(mass: Tensor, share: float) -> Lists:
+    """The fewest blocks of each tile that hold all but a share of its mass.
+
+    Parameters
+    ----------
+    mass : Tensor of shape (tiles, blocks), float32
+    share : float
+        Most that may be left out, as a share of the mass of the tile; 0 keeps whatever has mass.
+    """
+    tiles, blocks = mass.shape
+    tile_blocks = torch.empty(tiles, blocks, dtype=torch.int32, device=mass.device)
+    meets = torch.zeros(tiles, blocks, dtype=torch.bool, device=mass.device)
+    step = max(1, _SORT_ELEMENTS // blocks)
+    for start in range(0, tiles, step):
+        part = slice(start, start + step)
+        # Small masses are added first: their sum is what is compared with a small number.
+        values, ids = mass[part].sort(dim=1, stable=True)
+        below = values.cumsum(1)
+        keep = below > share * below[:, -1:]
+        keep[:, -1] = True
+        tile_blocks[part] = ids.flip(1)
+        meets[part] = torch.zeros_like(keep).scatter_(1, ids, keep)
+    # Place of each tile in the list of each block; those that do not meet go past the end.
+    place = torch.where(meets, meets.cumsum(0) - 1, tiles)
+    block_tiles = torch.empty(blocks, tiles + 1, dtype=torch.int32, device=mass.device)
+    numbers = torch.arange(tiles, dtype=torch.int32, device=mass.device).expand(blocks, tiles)
+    block_tiles.scatter_(1, place.T, numbers)
+    counts = (meets.sum(dim, dtype=torch.int32) for dim in (1, 0))
+    tile_counts, block_counts = counts
+    return Lists(tile_blocks, tile_counts, block_tiles, block_counts)
+
+
+def listed_rows(samples: Samples, prepared: Prepared, lists: Lists, shape: Config) -> Rows:
+    """Log-normalisers over the listed components."""
+    norm = samples.empty_rows()
+    _norms(samples, prepared, shape, _all_tiles(samples, shape), norm, lists)
+    return Rows(norm)
+
+
+def remeasured(
+    samples: Samples, prepared: Prepared, kept: Rows, shape: Config, start: int, step: int
+) -> Rows:
+    """`kept`, with the log-normalisers over all components in every `step`-th tile."""
+    norm = kept.norm.clone()
+    _norms(samples, prepared, shape, _all_tiles(samples, shape, start, step), norm)
+    return Rows(norm)
+
+
+def discarded(exact: Rows, kept: Rows, n: int) -> Tensor:
+    """What is left out, as means over the samples, (2,) float64.
+
+    First the discarded mass: the share of unlisted components in the density. Second
+    ``-log(1 - mass)``, in nats: how far the lower bound lies below the log-likelihood, at least the
+    first.
+    """
+    nats = (exact.norm[:n] - kept.norm[:n]) * LN2
+    both = torch.stack([-torch.expm1(-nats), nats])
+    return both.sum(1, dtype=torch.float64) / n
+
+
+def listed_sums(
+    samples: Samples, kept: Rows, prepared: Prepared, lists: Lists, shape: Config
+) -> Sums:
+    """Sums about the origin, of the listed components of each tile."""
+    check_match(samples, prepared)
+    k, block_d = prepared.linear.shape[1:]
+    kind, device = prepared.components.covariance_type, samples.values.device
+    blocks = k // shape.block_k
+    slabs = max(1, min(64, WAVES * device_limits(device)[2] // blocks))
+
+    def partial(*size: int) -> Tensor:
+        return torch.empty(slabs, k, *size, dtype=torch.float32, device=device)
+
+    s0, s1 = partial(), partial(block_d)
+    s2 = {"spherical": partial(), "diag": partial(block_d)}.get(kind, s0)
+    listed.listed_moment_kernel[(blocks, slabs)](
+        *_operands(samples, prepared), kept.norm, lists.block_tiles, lists.block_counts,
+        s0, s1, s2, lists.block_tiles.shape[1], k, *_strides(samples, prepared),
+        **specialise(samples, prepared, shape, block_d),
+    )  # fmt: skip
+    first = total(s1, prepared)[:, : samples.n_features]
+    second = first if kind == "tied" else total(s2, prepared)
+    if kind == "diag":
+        second = second[:, : samples.n_features]
+    return Sums(total(s0, prepared), first, second)
+
+
+def listed_step(
+    samples: Samples, kept: Rows, prepared: Prepared, lists: Lists, shape: Config
+) -> Statistics:
+    """Sufficient statistics about the means; `log_likelihood` is the lower bound of `kept`."""
+    return about_means(samples, kept, prepared, listed_sums(samples, kept, prepared, lists, shape))
