@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from gmm_ivf._chain import Chain
 from gmm_ivf._faiss import address
 from gmm_ivf._layout import Layout
+from gmm_ivf._originals import Originals
 from gmm_ivf._probing import Probing
 from gmm_ivf._results import SearchCost
-from gmm_ivf._vectors import as_matrix, block, check_count
+from gmm_ivf._vectors import as_matrix, check_count
 from gmm_ivf.quantizer import GMMQuantizer
 
 
@@ -21,6 +23,9 @@ class Adapter:
     _ivf: Any
     _layout: Layout
     _probing: Probing
+    _chain: Chain | None
+    _originals: Originals | None
+    _k_factor: float
 
     @property
     def d(self) -> int:
@@ -59,7 +64,8 @@ class Adapter:
     @property
     def is_trained(self) -> bool:
         """Whether quantizer, codec and assignment are trained."""
-        return bool(self.quantizer.is_trained and self._layout.is_trained)
+        ready = self.quantizer.is_trained and self._layout.is_trained
+        return bool(ready and (self._chain is None or self._chain.is_trained))
 
     def _ready(self) -> Layout:
         """The layout, after a check that nothing underneath has changed."""
@@ -82,7 +88,10 @@ class Adapter:
 
     def _inner(self, rows: np.ndarray) -> np.ndarray:
         """Rows in the space of the lists."""
-        return rows
+        return rows if self._chain is None else self._chain.apply(rows)
 
-    def _rows(self, x: Any, where: slice) -> np.ndarray:
-        return self._inner(block(x, "x", where))
+    def _forget_removed(self) -> None:
+        """Let what lies beside the layout follow it after a change."""
+        if self._originals is not None:
+            self._originals.keep(self._layout.contains)
+        self.index.ntotal = self._ivf.ntotal

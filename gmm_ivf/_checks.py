@@ -3,6 +3,8 @@
 import numbers
 from typing import Any
 
+import numpy as np
+
 from gmm_ivf._coarse import Centroids
 from gmm_ivf._faiss import address, faiss
 from gmm_ivf._vectors import check_count
@@ -29,7 +31,7 @@ _CODECS = (
 
 
 def checked_ivf(index: Any) -> Any:
-    """Return the wrapped index as its own type, or refuse it with the way round.
+    """Return the IVF index wrapped, or inside an IndexPreTransform, as its own type.
 
     Raises
     ------
@@ -42,19 +44,21 @@ def checked_ivf(index: Any) -> Any:
     if not isinstance(index, faiss.Index):
         raise ValueError(f"index must be a faiss.IndexIVF; got {name}.")
     index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        index = faiss.downcast_index(index.index)
     name = type(index).__name__
     if name in _CODECS:
         return index
     if "FastScan" in name:
         plain = name.replace("FastScan", "")
         way = (
-            f"copies corrupt its packed blocks. Wrap a faiss.{plain} (4-bit codes for PQ); a hard "
-            f"index of that type converts by faiss.{name}(index)"
+            f"copies corrupt its packed blocks. Wrap a faiss.{plain} (4-bit codes for PQ) with "
+            "fast_scan=True, which converts it"
         )
     elif "Panorama" in name:
         way = "its lists have a layout of their own. Wrap a faiss.IndexIVFFlat"
-    elif isinstance(index, faiss.IndexPreTransform):
-        way = "apply the transform yourself and wrap faiss.extract_index_ivf(index)"
+    elif isinstance(index, faiss.IndexRefine):
+        way = 'wrap the index inside (faiss.downcast_index(index.base_index)) with refine="flat"'
     elif isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
         way = "wrap the IVF index inside (index.index): add_with_ids keeps the ids"
     elif isinstance(index, faiss.IndexIVF):
@@ -62,16 +66,6 @@ def checked_ivf(index: Any) -> Any:
     else:
         way = "only an IVF index has lists. Wrap for example a faiss.IndexIVFFlat"
     raise ValueError(f"index must be a plain faiss.IndexIVF, got {name}: {way}.")
-
-
-def check_layout(layout: str, cells: Any) -> None:
-    """Refuse layouts that are unknown, or known but not there yet."""
-    if layout == "cells":
-        raise NotImplementedError('layout="cells" is not available yet; use layout="lists".')
-    if layout != "lists":
-        raise ValueError(f'layout must be "lists" or "cells"; got {layout!r}.')
-    if cells is not None:
-        raise ValueError('cells holds options of layout="cells"; leave it None for "lists".')
 
 
 def checked_rule(rule: Any, tau: float | None, replication: float | None) -> Rule | None:
@@ -123,6 +117,12 @@ def checked_budget(
     return tau, replication, max_lists
 
 
+def referenced_by(index: Any) -> list:
+    """Python objects that an index keeps alive, and those that the indexes among them do."""
+    found = list(getattr(index, "referenced_objects", []))
+    return [*found, *(deep for o in found for deep in referenced_by(o))]
+
+
 def checked_quantizer(index: Any, q: Any, referenced: list) -> GMMQuantizer:
     """Return the GMMQuantizer that the index really uses, or say that q is not it.
 
@@ -166,6 +166,17 @@ def check_posteriors(q: GMMQuantizer, rule: Rule | None, max_lists: int) -> None
             'rule="responsibility" needs a mixture, and q was made from centroids: choose one of '
             f"{', '.join(map(repr, RULES))}, or max_lists=1."
         )
+
+
+def checked_refine(refine: Any, k_factor: Any) -> tuple[str | None, float]:
+    """Return (refine, k_factor), or refuse what they cannot be."""
+    if refine not in (None, "flat"):
+        raise ValueError(f'refine must be None or "flat"; got {refine!r}.')
+    if not isinstance(k_factor, numbers.Real) or not 1 <= float(k_factor) < np.inf:
+        raise ValueError(f"k_factor must be a number of at least 1; got {k_factor!r}.")
+    if refine is None and k_factor != 1:
+        raise ValueError(f'k_factor={k_factor} needs the originals: give refine="flat".')
+    return refine, float(k_factor)
 
 
 def check_no_direct_map(index: Any) -> None:

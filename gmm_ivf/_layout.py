@@ -110,8 +110,22 @@ class Layout(Protocol):
         """Options in one line, for a repr."""
         ...
 
+    def options(self) -> dict[str, Any]:
+        """Keywords of `make_layout` that make an equal, empty layout; fit for JSON.
+
+        Raises
+        ------
+        ValueError
+            When an option is no plain value.
+        """
+        ...
+
     def train(self, x: Any, *, train_codec: bool = True) -> None:
         """Train codec and assignment on a matrix, perhaps on disk; the quantizer is trained."""
+        ...
+
+    def contains(self, ids: np.ndarray) -> np.ndarray:
+        """Which of the ids are stored, a bool array of their shape."""
         ...
 
     def new_ids(self, ids: Any, n: int) -> np.ndarray:

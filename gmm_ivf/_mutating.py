@@ -6,7 +6,7 @@ import numpy as np
 
 from gmm_ivf._adapter import Adapter
 from gmm_ivf._ids import as_int64
-from gmm_ivf._vectors import check_rows, spans
+from gmm_ivf._vectors import block, check_rows, spans
 from gmm_ivf.assignment import pairs_of_table
 
 
@@ -85,10 +85,18 @@ class Mutating(Adapter):
             for where in spans(*x.shape):
                 stop = where.stop
                 chosen = None if lists is None else lists[where]
-                layout.add(self._rows(x, where), ids[where], chosen)
+                self._add_block(block(x, "x", where), ids[where], chosen)
         except BaseException:
             layout.undo(ids[:stop], next_id)
+            self._forget_removed()
             raise
+        self.index.ntotal = self._ivf.ntotal
+
+    def _add_block(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
+        self._layout.add(self._inner(rows), ids, lists)
+        if self._originals is not None:
+            stored = self._layout.contains(ids)
+            self._originals.add(rows[stored], ids[stored])
 
     def remove_ids(self, sel: Any) -> int:
         """Remove vectors with all their copies.
@@ -104,9 +112,12 @@ class Mutating(Adapter):
             Vectors removed.
         """
         self._layout.check_unchanged()
-        return self._layout.remove(sel)
+        gone = self._layout.remove(sel)
+        self._forget_removed()
+        return gone
 
     def reset(self) -> None:
         """Remove all vectors; what was trained stays, and ids start at 0 again."""
         self._layout.clear()
+        self._forget_removed()
         self.last_search = None

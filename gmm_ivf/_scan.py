@@ -73,16 +73,14 @@ def entries_within(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries within a radius: (lims (n + 1,) int64, distances, labels), copies included."""
     found = faiss.RangeSearchResult(len(rows))
-    ivf.range_search_preassigned_c(
-        len(rows),
-        raw(rows),
-        radius,
-        raw(probes.lists),
-        raw(probes.distances),
-        found,
-        False,
-        options.parameters,
-    )
+    pointers = raw(rows), radius, raw(probes.lists), raw(probes.distances)
+    mode = ivf.parallel_mode
+    # A range search spreads queries over threads in mode 0, and refuses mode 3.
+    ivf.parallel_mode = 0
+    try:
+        ivf.range_search_preassigned_c(len(rows), *pointers, found, False, options.parameters)
+    finally:
+        ivf.parallel_mode = mode
     lims = faiss.rev_swig_ptr(found.lims, len(rows) + 1).astype(np.int64)
     size = int(lims[-1])
     if not size:

@@ -1,5 +1,6 @@
 """Searches of an `IndexIVFGMM`, and decoding of what it stores."""
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from gmm_ivf._adapter import Adapter
 from gmm_ivf._faiss import worst_distance
 from gmm_ivf._layout import Results
 from gmm_ivf._results import SearchCost
-from gmm_ivf._vectors import check_count, spans
+from gmm_ivf._vectors import block, check_count, spans
 
 
 class Searching(Adapter):
@@ -44,11 +45,27 @@ class Searching(Adapter):
         x, k = self._matrix(x), check_count(k, "k")
         options = self._probing.options(params)
         found = self._nothing(x.shape[0], k)
-        for where in spans(x.shape[0], max(self.d, 2 * k, options.nprobe)):
-            rows, finite = _finite(self._rows(x, where))
-            _put(found, where, finite, layout.search(rows, k, options))
+        fetch = self._fetch(k)
+        for where in spans(x.shape[0], max(self.d, 2 * fetch, options.nprobe)):
+            rows, finite = _finite(block(x, "x", where))
+            part = layout.search(self._inner(rows), fetch, options)
+            _put(found, where, finite, self._refined(rows, k, part))
         self.last_search = SearchCost(found.scanned, found.coarse, found.ranking)
         return found.distances, found.labels
+
+    def _fetch(self, k: int) -> int:
+        """Ids to find by their codes, so that the best k by exact distance are among them."""
+        if self._originals is None:
+            return k
+        return max(k, min(ceil(k * self._k_factor), self.ntotal))
+
+    def _refined(self, rows: np.ndarray, k: int, found: Results) -> Results:
+        """The best k by exact distance, where the originals are kept."""
+        if self._originals is None:
+            return found
+        distances, labels = self._originals.best(rows, found.labels, k)
+        ranking = found.ranking + (found.labels >= 0).sum(axis=1)
+        return Results(distances, labels, found.scanned, found.coarse, ranking)
 
     def _nothing(self, n: int, k: int) -> Results:
         """Results of queries that find nothing."""
@@ -87,8 +104,8 @@ class Searching(Adapter):
         n = x.shape[0]
         counts, found, costs = np.zeros(n, np.int64), [], self._nothing(n, 0)
         for where in spans(n, max(self.d, options.nprobe)):
-            rows, finite = _finite(self._rows(x, where))
-            lims, distances, labels, cost = layout.range_search(rows, radius, options)
+            rows, finite = _finite(block(x, "x", where))
+            lims, distances, labels, cost = layout.range_search(self._inner(rows), radius, options)
             numbers = np.arange(n)[where][finite]
             counts[numbers] = np.diff(lims)
             found.append((distances, labels))

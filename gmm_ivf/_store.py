@@ -57,6 +57,10 @@ class CopyStore:
         """Number of entries, copies included."""
         return int(self.sizes.sum())
 
+    def contains(self, ids: np.ndarray) -> np.ndarray:
+        """Which of the ids are stored, a bool array of their shape."""
+        return self._ids.contains(ids)
+
     def new_ids(self, ids: Any, n: int) -> np.ndarray:
         """Return n ids that may be stored: those given, or the next ones.
 

@@ -14,23 +14,12 @@ _REASONS = {
     "make_direct_map": "a direct map keeps one place per id and would lose copies",
     "set_direct_map_type": "a direct map keeps one place per id and would lose copies",
     "to_gpu": "search on the CPU",
-    "__reduce__": "pickle the quantizer and the vectors instead",
-    "__copy__": "build a second index from the quantizer and the vectors",
-    "__deepcopy__": "build a second index from the quantizer and the vectors",
-}
-
-
-_IN_WORDS = {
-    "__reduce__": "IndexIVFGMM cannot be pickled yet",
-    "__copy__": "IndexIVFGMM cannot be copied yet",
-    "__deepcopy__": "IndexIVFGMM cannot be copied yet",
 }
 
 
 def _refusal(name: str, way: str):
     def method(self, *args: Any, **kwargs: Any):
-        what = _IN_WORDS.get(name, f"IndexIVFGMM.{name} is not available")
-        raise NotImplementedError(f"{what}: {way}.")
+        raise NotImplementedError(f"IndexIVFGMM.{name} is not available: {way}.")
 
     method.__name__ = name
     method.__doc__ = f"Not available: {way}."

@@ -1,14 +1,27 @@
 """IndexIVFGMM: soft assignment on top of a stock FAISS IVF index."""
 
+import copy
 from typing import Any
 
-from gmm_ivf._checks import check_layout, check_no_direct_map, checked_ivf, checked_quantizer
+import numpy as np
+
+from gmm_ivf._chain import Chain
+from gmm_ivf._checks import (
+    check_no_direct_map,
+    checked_ivf,
+    checked_quantizer,
+    checked_refine,
+    referenced_by,
+)
+from gmm_ivf._faiss import faiss
+from gmm_ivf._making import make_layout
 from gmm_ivf._mutating import Mutating
+from gmm_ivf._originals import Originals
 from gmm_ivf._probing import Probing
 from gmm_ivf._searching import Searching
 from gmm_ivf._unsupported import Unsupported
-from gmm_ivf._vectors import check_rows
-from gmm_ivf.lists import ListsLayout
+from gmm_ivf._vectors import block, check_rows
+from gmm_ivf.quantizer import GMMQuantizer
 from gmm_ivf.rules import Rule
 
 
@@ -20,9 +33,10 @@ class IndexIVFGMM(Searching, Mutating, Unsupported):
 
     Parameters
     ----------
-    index : faiss.IndexIVF
+    index : faiss.IndexIVF, or faiss.IndexPreTransform over one
         Empty, on the CPU, built over q: Flat, PQ, ScalarQuantizer, RaBitQ or additive codec. From
-        then on it is changed through this object only.
+        then on it is changed through this object only. Behind transforms (OPQ, PCA, L2norm) the
+        mixture lives in the transformed space, in `q.d` dimensions.
     q : GMMQuantizer, default=None
         Its coarse quantizer; None takes the one that `index` refers to.
     layout : {"lists"}, default="lists"
@@ -41,10 +55,18 @@ class IndexIVFGMM(Searching, Mutating, Unsupported):
         Most lists per vector. 1 is hard assignment, and equals stock FAISS.
     cells : None
         Options of a layout that is not available yet.
+    fast_scan : bool, default=False
+        Search a FastScan copy of the codes, which is made at the first search after a change and
+        takes as much memory again. For faiss.IndexIVFPQ of 4 bits and faiss.IndexIVFRaBitQ;
+        `range_search` goes by the codes themselves. `max_codes` is not available then.
+    refine : {None, "flat"}, default=None
+        "flat" keeps the vectors themselves, too (4 d bytes each), and ranks the best
+        ``k_factor * k`` ids by their exact distances, which count as `last_search.ranking`.
+    k_factor : float, default=1.0
 
     Attributes
     ----------
-    index : faiss.IndexIVF
+    index : faiss.Index
     quantizer : GMMQuantizer
     max_lists : int
     last_search : SearchCost or None
@@ -76,27 +98,42 @@ class IndexIVFGMM(Searching, Mutating, Unsupported):
         replication: float | None = None,
         max_lists: int = 2,
         cells: Any = None,
+        fast_scan: bool = False,
+        refine: str | None = None,
+        k_factor: float = 1.0,
     ):
         ivf = checked_ivf(index)
-        check_layout(layout, cells)
-        self.quantizer = checked_quantizer(ivf, q, getattr(index, "referenced_objects", []))
+        self._refine, k_factor = checked_refine(refine, k_factor)
+        self.quantizer = checked_quantizer(ivf, q, referenced_by(index))
         if ivf.ntotal:
             raise ValueError(
                 f"index must be empty; it holds {ivf.ntotal} vectors, added one list each."
             )
-        self._layout = ListsLayout(
-            ivf,
-            self.quantizer,
-            rule=rule,
-            tau=tau,
-            replication=replication,
-            max_lists=max_lists,
-        )
         check_no_direct_map(ivf)
+        options = {"rule": rule, "tau": tau, "replication": replication, "max_lists": max_lists}
+        self._layout = make_layout(
+            layout, ivf, self.quantizer, cells=cells, fast_scan=fast_scan, **options
+        )
+        self._layout_name = layout
+        self._wrap(index, ivf, k_factor)
+
+    def _wrap(self, index: Any, ivf: Any, k_factor: float) -> None:
         self.index = index
         self._ivf = ivf
+        self._chain = Chain(index) if isinstance(index, faiss.IndexPreTransform) else None
+        self._originals = Originals(index.d, ivf.metric_type) if self._refine else None
+        self._k_factor = k_factor
         self._probing = Probing(ivf)
         self.last_search = None
+
+    @property
+    def k_factor(self) -> float:
+        """With `refine`, how many times k ids are ranked by their exact distances; at least 1."""
+        return self._k_factor
+
+    @k_factor.setter
+    def k_factor(self, value: float) -> None:
+        self._k_factor = checked_refine(self._refine, value)[1]
 
     @property
     def max_lists(self) -> int:
@@ -133,12 +170,15 @@ class IndexIVFGMM(Searching, Mutating, Unsupported):
         x = self._matrix(x)
         if x.shape[0] < 1:
             raise ValueError("x must have at least one row to train on; got 0.")
-        if self.quantizer.is_trained:
+        if self.quantizer.is_trained or self._chain is not None:
             check_rows(x, "x")
-        else:
+        if self._chain is not None:
+            x = self._chain.train(block(x, "x"))
+        if not self.quantizer.is_trained:
             self.quantizer.train(x)
         self._check_quantizer()
         self._layout.train(x)
+        self.index.is_trained = True
 
     def stats(self) -> dict[str, Any]:
         """Storage and balance of the lists.
@@ -153,7 +193,90 @@ class IndexIVFGMM(Searching, Mutating, Unsupported):
             our own id bookkeeping; what allocators reserve is not known) and
             ``"bytes_per_vector"``. Ratios of an empty index are nan.
         """
-        return self._layout.stats()
+        stats = self._layout.stats()
+        if self._originals is not None:
+            stats["bytes"] += self._originals.nbytes
+            stats["bytes_per_vector"] = stats["bytes"] / self.ntotal if self.ntotal else np.nan
+        return stats
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """All that this object is besides its wrapped index and its quantizer.
+
+        Returns
+        -------
+        settings : dict
+            Fit for JSON.
+        arrays : dict of ndarray
+            One-dimensional, but ``"originals"`` (ntotal, d) float32; views where that saves memory.
+
+        Raises
+        ------
+        ValueError
+            When a rule of the user's own is among the options.
+        """
+        inner, arrays = self._layout.state()
+        if self._originals is not None:
+            arrays = {**arrays, **self._originals.state()}
+        settings = {
+            "layout": self._layout_name,
+            "options": self._layout.options(),
+            "refine": self._refine,
+            "k_factor": self._k_factor,
+            "state": inner,
+        }
+        return settings, arrays
+
+    @classmethod
+    def from_state(
+        cls, index: Any, q: GMMQuantizer, settings: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> "IndexIVFGMM":
+        """Put together what `state` took apart.
+
+        Parameters
+        ----------
+        index : faiss.Index
+            Of the type that was wrapped, with its vectors; it is wrapped from now on. Its coarse
+            quantizer becomes q.
+        q : GMMQuantizer
+            With the means that the lists were made for.
+        settings, arrays
+            From `state`.
+
+        Raises
+        ------
+        ValueError
+            When these do not belong together.
+        """
+        ivf = checked_ivf(index)
+        check_no_direct_map(ivf)
+        q.adopt(index)
+        self = cls.__new__(cls)
+        self.quantizer = q
+        self._refine, k_factor = checked_refine(settings["refine"], settings["k_factor"])
+        self._layout_name = settings["layout"]
+        self._layout = make_layout(self._layout_name, ivf, q, **settings["options"])
+        self._layout.restore(settings["state"], arrays)
+        self._wrap(index, ivf, k_factor)
+        if self._originals is not None:
+            self._originals.restore(arrays, self._layout.contains)
+        return self
+
+    def __reduce__(self):
+        lists = faiss.downcast_InvertedLists(self._ivf.invlists)
+        if not isinstance(lists, faiss.ArrayInvertedLists):
+            raise NotImplementedError(
+                f"{type(lists).__name__} lie in a file: read the index into memory to copy it."
+            )
+        return _unpickled, (faiss.serialize_index(self.index), self.quantizer, *self.state())
+
+    def __copy__(self) -> "IndexIVFGMM":
+        """A copy that shares the quantizer, and nothing else."""
+        restore, arguments = self.__reduce__()
+        return restore(*arguments)
+
+    def __deepcopy__(self, memo: dict) -> "IndexIVFGMM":
+        restore, (index, q, settings, arrays) = self.__reduce__()
+        return restore(index, copy.deepcopy(q, memo), settings, arrays)
 
     def __repr__(self) -> str:
         return (
@@ -161,3 +284,10 @@ class IndexIVFGMM(Searching, Mutating, Unsupported):
             f"nprobe={self.nprobe}, {self._layout.describe()}, "
             f"ntotal={self.ntotal}, entries={self._layout.entries})"
         )
+
+
+def _unpickled(
+    index: np.ndarray, q: GMMQuantizer, settings: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> IndexIVFGMM:
+    """Rebuild what `IndexIVFGMM.__reduce__` saved."""
+    return IndexIVFGMM.from_state(faiss.deserialize_index(index), q, settings, arrays)

@@ -8,13 +8,38 @@ from gmm_ivf._assigner import Assigner
 from gmm_ivf._checks import check_posteriors, checked_budget, checked_rule
 from gmm_ivf._faiss import faiss, worst_distance
 from gmm_ivf._layout import Layout, ProbeOptions, Results
+from gmm_ivf._packed import PackedCopy
 from gmm_ivf._results import SearchCost, first_of_each_id, first_within_each_row
 from gmm_ivf._scan import Probes, entries_within, nearest_entries, spread_over_threads
 from gmm_ivf._store import CopyStore
 from gmm_ivf._vectors import block, spans
 from gmm_ivf.assignment import pairs_of_table
 from gmm_ivf.quantizer import GMMQuantizer
-from gmm_ivf.rules import Rule
+from gmm_ivf.rules import RULES, Rule, option_names
+
+
+def options_of(rule: Rule | None) -> str | dict[str, Any]:
+    """A rule as JSON has it, None for "responsibility".
+
+    Raises
+    ------
+    ValueError
+        For a rule that is not one of `RULES`.
+    """
+    if rule is None:
+        return "responsibility"
+    for name, kind in RULES.items():
+        if type(rule) is kind:
+            return {"name": name, **{key: getattr(rule, key) for key in option_names(name)}}
+    raise ValueError(f"{rule!r} cannot be saved or copied: only {', '.join(RULES)} can.")
+
+
+def rule_of(options: dict[str, Any]) -> Rule:
+    """The inverse of `options_of` for a rule of geometry."""
+    name = options.get("name")
+    if name not in RULES or set(options) - {"name", *option_names(name)}:
+        raise ValueError(f"rule must be one of {', '.join(RULES)} with its options; got {options}.")
+    return RULES[name](**{key: value for key, value in options.items() if key != "name"})
 
 
 class ListsLayout(Layout):
@@ -26,8 +51,8 @@ class ListsLayout(Layout):
         Empty.
     quantizer : GMMQuantizer
         That of `ivf`.
-    rule, tau, replication, max_lists
-        As in `IndexIVFGMM`.
+    rule, tau, replication, max_lists, fast_scan
+        As in `IndexIVFGMM`; a rule may be what `options` says of it.
 
     Attributes
     ----------
@@ -40,11 +65,14 @@ class ListsLayout(Layout):
         ivf: Any,
         quantizer: GMMQuantizer,
         *,
-        rule: str | Rule,
-        tau: float | None,
-        replication: float | None,
-        max_lists: int,
+        rule: str | Rule | dict[str, Any] = "responsibility",
+        tau: float | None = None,
+        replication: float | None = None,
+        max_lists: int = 2,
+        fast_scan: bool = False,
     ):
+        if isinstance(rule, dict):
+            rule = rule_of(rule)
         self._rule = checked_rule(rule, tau, replication)
         tau, self._replication, self.max_lists = checked_budget(
             tau, replication, max_lists, ivf.nlist, self._rule
@@ -52,6 +80,8 @@ class ListsLayout(Layout):
         check_posteriors(quantizer, self._rule, self.max_lists)
         self.ivf = ivf
         self._quantizer = quantizer
+        self._tau = tau
+        self._packed = PackedCopy(ivf) if fast_scan else None
         # Without a budget only the nearest mean counts, or the rule: no posterior exceeds 1.
         self._log_tau = None if self._replication else float(np.log(tau)) if tau else 0.0
         self._assigner: Assigner | None = None
@@ -95,6 +125,16 @@ class ListsLayout(Layout):
         by = f"tau={self.tau}" if self._rule is None else f"rule={self._rule}"
         return f"max_lists={self.max_lists}, {by}"
 
+    def options(self) -> dict[str, Any]:
+        """See `Layout`."""
+        return {
+            "rule": options_of(self._rule),
+            "tau": self._tau,
+            "replication": self._replication,
+            "max_lists": self.max_lists,
+            "fast_scan": self._packed is not None,
+        }
+
     def train(self, x: Any, *, train_codec: bool = True) -> None:
         """See `Layout`; `train_codec=False` solves the threshold only."""
         self._assigner = None
@@ -110,6 +150,10 @@ class ListsLayout(Layout):
             self._assigner = Assigner(self._quantizer, self.max_lists, self._rule)
         return self._assigner
 
+    def contains(self, ids: np.ndarray) -> np.ndarray:
+        """See `Layout`."""
+        return self._store.contains(ids)
+
     def new_ids(self, ids: Any, n: int) -> np.ndarray:
         """See `Layout`."""
         return self._store.new_ids(ids, n)
@@ -120,10 +164,16 @@ class ListsLayout(Layout):
             pairs = self._ready().pairs(rows, float(self._log_tau or 0.0))
         else:
             pairs = pairs_of_table(lists, self.ivf.nlist)
+        self._outdate()
         self._store.append(rows, ids, *pairs)
+
+    def _outdate(self) -> None:
+        if self._packed is not None:
+            self._packed.drop()
 
     def undo(self, ids: np.ndarray, next_id: int) -> None:
         """See `Layout`."""
+        self._outdate()
         self._store.undo(ids, next_id)
 
     def _probes(self, rows: np.ndarray, nprobe: int) -> Probes:
@@ -139,15 +189,16 @@ class ListsLayout(Layout):
     ) -> Results:
         """Search given lists; see `Layout.search`."""
         fetch = self._fetch(k, probes.lists.shape[1])
+        scanned = self.ivf if self._packed is None else self._packed.index(options)
         distances = np.empty((len(rows), k), np.float32)
         labels = np.empty((len(rows), k), np.int64)
         for where in spans(len(rows), 2 * fetch):
-            found = nearest_entries(self.ivf, rows[where], fetch, probes.part(where), options)
+            found = nearest_entries(scanned, rows[where], fetch, probes.part(where), options)
             distances[where], labels[where] = first_of_each_id(
                 *found, k, worst_distance(self.ivf.metric_type)
             )
-        scanned = probes.scanned(self._store.sizes, options.max_codes)
-        return Results(distances, labels, scanned, probes.coarse, np.zeros(len(rows)))
+        count = probes.scanned(self._store.sizes, options.max_codes)
+        return Results(distances, labels, count, probes.coarse, np.zeros(len(rows)))
 
     def _fetch(self, k: int, nprobe: int) -> int:
         """Entries to fetch per query so that k unique ids are among them, where so many are.
@@ -161,7 +212,7 @@ class ListsLayout(Layout):
     def range_search(
         self, rows: np.ndarray, radius: float, options: ProbeOptions
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SearchCost]:
-        """See `Layout`."""
+        """See `Layout`; FastScan has no such search over given lists, so this scans the codes."""
         probes = self._probes(rows, options.nprobe)
         found = entries_within(self.ivf, rows, radius, probes, options)
         is_product = self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT
@@ -172,6 +223,7 @@ class ListsLayout(Layout):
 
     def remove(self, sel: Any) -> int:
         """See `Layout`."""
+        self._outdate()
         return self._store.remove(sel)
 
     def reconstruct(self, ids: np.ndarray) -> np.ndarray:
@@ -180,6 +232,7 @@ class ListsLayout(Layout):
 
     def clear(self) -> None:
         """See `Layout`."""
+        self._outdate()
         self._store.clear()
 
     def check_unchanged(self) -> None:
@@ -192,8 +245,9 @@ class ListsLayout(Layout):
 
     def stats(self) -> dict[str, Any]:
         """See `Layout`."""
-        second_table = self._assigner.ranker.nbytes if self._assigner else 0
-        return self._store.stats(4 * self.ivf.d * self._quantizer.ntotal + second_table)
+        more = self._assigner.ranker.nbytes if self._assigner else 0
+        more += self._packed.nbytes(self._store.sizes) if self._packed else 0
+        return self._store.stats(4 * self.ivf.d * self._quantizer.ntotal + more)
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """See `Layout`; `log_tau` is exact, as JSON has no infinity and rounds as it likes."""
@@ -208,5 +262,6 @@ class ListsLayout(Layout):
             log_tau = float.fromhex(log_tau)
             if not log_tau <= 0:
                 raise ValueError(f"log_tau must be at most 0; got {log_tau}.")
+        self._outdate()
         self._store.restore(settings, arrays)
         self._log_tau = log_tau

@@ -9,8 +9,9 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
+from gmm_ivf._attaching import adopt, attach
 from gmm_ivf._coarse import Centroids, CoarseRanker
-from gmm_ivf._faiss import address, check_metric, faiss, metric_name
+from gmm_ivf._faiss import check_metric, faiss, metric_name
 from gmm_ivf._reseed import fill_empty
 from gmm_ivf._vectors import (
     as_matrix,
@@ -306,45 +307,32 @@ class GMMQuantizer(faiss.IndexFlat):
 
         Parameters
         ----------
-        index : faiss.IndexIVF
-            For example from ``faiss.index_factory``. It keeps a reference to this object.
+        index : faiss.IndexIVF, or faiss.IndexPreTransform over one
+            For example from ``faiss.index_factory``. It keeps a reference to this object. Behind
+            transforms the mixture lives in the transformed space.
 
         Raises
         ------
         ValueError
             When it is no IVF index, holds vectors, or differs in d, nlist or metric.
         """
-        ivf = faiss.downcast_index(index) if isinstance(index, faiss.Index) else index
-        if not isinstance(ivf, faiss.IndexIVF):
-            raise ValueError(
-                f"index must be a faiss.IndexIVF; got {type(ivf).__name__}. Attach to the IVF "
-                "index inside (faiss.extract_index_ivf), in whose space the mixture has to be."
-            )
-        if index.ntotal:
-            raise ValueError(
-                f"index must be empty; it holds {index.ntotal} vectors in lists of other centroids."
-            )
-        for name in ("d", "nlist", "metric_type"):
-            mine, other = getattr(self, name), getattr(ivf, name)
-            if mine != other:
-                raise ValueError(f"index has {name}={other}, this quantizer has {mine}.")
-        self._replace_quantizer(index, ivf)
+        attach(self, index)
 
-    def _replace_quantizer(self, index: Any, ivf: Any) -> None:
-        old = ivf.quantizer
-        if old is None or address(old) != address(self):
-            references = getattr(index, "referenced_objects", [])
-            kept = [o for o in references if old is None or address(o) != address(old)]
-            index.referenced_objects = [*kept, self]
-            if ivf.own_fields and old is not None:
-                # Not old.this.own(True), which would be the usual way: each such call costs SWIG a
-                # reference to its type table, and a few of them the process its life.
-                type(old).__swig_destroy__(old)
-            ivf.own_fields = False
-            ivf.quantizer = self
-            # SWIG gives the ownership away on assignment; the reference above is what we want.
-            self.this.own(True)
-        ivf.is_trained = self.is_trained and isinstance(ivf, faiss.IndexIVFFlat)
+    def adopt(self, index: Any) -> None:
+        """Take the place of a coarse quantizer that holds the same centroids, vectors or not.
+
+        As after ``faiss.read_index``, which gives an index a plain quantizer of its own.
+
+        Parameters
+        ----------
+        index : faiss.IndexIVF, or faiss.IndexPreTransform over one
+
+        Raises
+        ------
+        ValueError
+            When its quantizer is no flat index, or the centroids differ in any bit.
+        """
+        adopt(self, index)
 
     def __reduce__(self):
         state = {"mixture": self.mixture, "reseeded": self.reseeded, "report": self.train_report}

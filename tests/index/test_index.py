@@ -27,11 +27,11 @@ SPECS_REFUSED = {
     "IVF4,RaBitQfs": "IndexIVFRaBitQFastScan.*IndexIVFRaBitQ ",
     "IVF4,RaBitQfs4": "IndexIVFRaBitQFastScan",
     "IVF4,FlatPanorama2": "Panorama.*IndexIVFFlat",
-    "PCA8,IVF4,Flat": "IndexPreTransform.*extract_index_ivf",
+    "PCA4,IVF4,PQ2x4fs": "IndexIVFPQFastScan.*fast_scan=True",
     "IDMap,IVF4,Flat": "IndexIDMap.*index.index",
     "IDMap2,IVF4,Flat": "IndexIDMap2",
     "IVF4,PQ4+4": "IndexIVFPQR.*beside its lists",
-    "IVF4,Flat,RFlat": "IndexRefine.*only an IVF index",
+    "IVF4,Flat,RFlat": "IndexRefine.*refine=.flat",
     "Flat": "IndexFlat.*only an IVF index",
 }
 

@@ -1,8 +1,5 @@
 """Adding and removing through IndexIVFGMM: ids, blocks, failures half-way, other writers."""
 
-import copy
-import pickle
-
 import faiss
 import numpy as np
 import pytest
@@ -312,13 +309,6 @@ def test_replaced_table_is_noticed(blobs, soft):
     faiss.IndexIVFFlat(index.quantizer, 4, 8).train(x)
     with pytest.raises(RuntimeError, match="8 centroids instead of the 4"):
         index.add(x)
-
-
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_of_the_index_are_refused(blobs, soft, make):
-    index = soft(blobs(300, 4), 3)
-    with pytest.raises(NotImplementedError, match=r"cannot be (copied|pickled) yet"):
-        make(index)
 
 
 def test_zero_rows_under_inner_product(blobs, soft):

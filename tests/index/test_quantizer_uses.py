@@ -169,8 +169,10 @@ def test_attach_refuses(blobs, trained):
         q.attach(faiss.index_factory(3, "IVF5,Flat"))
     with pytest.raises(ValueError, match="metric_type=0, this quantizer has 1"):
         q.attach(faiss.index_factory(4, "IVF5,Flat", faiss.METRIC_INNER_PRODUCT))
-    with pytest.raises(ValueError, match="got IndexPreTransform"):
-        q.attach(faiss.index_factory(4, "PCA4,IVF5,Flat"))
+    with pytest.raises(ValueError, match="d=3, this quantizer has 4"):
+        q.attach(faiss.index_factory(4, "PCA3,IVF5,Flat"))
+    with pytest.raises(ValueError, match="got IndexFlat"):
+        q.attach(faiss.IndexFlatL2(4))
     with pytest.raises(ValueError, match="got str"):
         q.attach("IVF5,Flat")
     full = faiss.index_factory(4, "IVF5,Flat")
