@@ -8,12 +8,15 @@ import torch
 
 from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._faiss import faiss
+from gmm_ivf._near_posteriors import near_posteriors
 from gmm_ivf._rule_pairs import pairs_by_rule, pairs_on_gpu
 from gmm_ivf._vectors import block, sample_rows, unit_rows
 from gmm_ivf.assignment import select_lists, solve_threshold
 from gmm_ivf.quantizer import GMMQuantizer
 from gmm_ivf.rules import Rule
 
+# Near components whose posteriors are looked at where a graph finds them.
+_NEAR = 32
 # Rows on which a threshold is solved: the replication reached is off by about 0.3 %.
 _SAMPLE_ROWS = 1 << 15
 
@@ -64,9 +67,12 @@ class Assigner:
             return np.empty((len(rows), 0)), primary, np.empty((len(rows), 0), np.int64)
         # Under inner products the mixture models directions. A zero row has none: its posteriors
         # are those of the origin.
-        ids, log_resp = self._mixture.top_components(
-            unit_rows(rows) if self._is_product else rows, self._max_lists
-        )
+        modelled = unit_rows(rows) if self._is_product else rows
+        if self.ranker.finds_by_graph:
+            near = self.ranker.search(rows, max(_NEAR, self._max_lists))[1]
+            ids, log_resp = near_posteriors(self._mixture, modelled, near)
+        else:
+            ids, log_resp = self._mixture.top_components(modelled, self._max_lists)
         return log_resp, primary, ids
 
     def pairs(self, rows: np.ndarray, log_tau: float) -> tuple[np.ndarray, np.ndarray]:

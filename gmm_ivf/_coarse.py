@@ -6,12 +6,17 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._faiss import faiss
+from gmm_ivf._graph import WithGraph, graph_search
 from gmm_ivf._vectors import as_matrix, check_rows, unit_rows
 
 # FAISS forms |x|^2 + |c|^2 - 2<x, c> in float32, with an error of about 2**-22 of the squared norm.
 # Past this ratio of |centre|^2 to the variance about it (an offset of 8 standard deviations) that
 # error is over 1.5e-5 of the variance, and begins to change which mean is nearest.
 _OFFSET_LIMIT = 64.0
+# Up to so many means a vector to store is compared with all of them, as stock FAISS does.
+EXACT_LIMIT = 1 << 14
+# A vector is stored once and looked for often: its nearest means are sought with more care.
+_EF_TO_STORE = 128
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def _total_variance(mixture: Any) -> float:
 
 
 class CoarseRanker:
-    """Ranks lists by distance of a vector to the means, as the quantizer itself would exactly.
+    """Ranks lists by distance of a vector to the means.
 
     For ordinary data it is the quantizer's own search, bit for bit. Where the centre of the data
     is far from the origin, means and vectors are centred in float64 first and searched then.
@@ -82,22 +87,26 @@ class CoarseRanker:
 
     Parameters
     ----------
-    quantizer : faiss.IndexFlat
-        Holds the means.
+    quantizer : faiss.IndexFlat or GMMQuantizer
+        Holds the means. A graph over them, where the quantizer wants one, serves queries, and
+        stored vectors too where there are many means.
     mixture : GaussianMixture or Centroids
         Fitted; gives `means_` in float64, and the centre.
     """
 
     def __init__(self, quantizer: Any, mixture: Any):
         self._flat = quantizer
+        self._quantizer = quantizer
         self._center = None
-        if quantizer.metric_type != faiss.METRIC_L2:
-            return
-        center = np.asarray(mixture.center_, np.float64)
-        if center @ center > _OFFSET_LIMIT * _total_variance(mixture):
-            self._center = center
-            self._flat = faiss.IndexFlatL2(quantizer.d)
-            self._flat.add((mixture.means_ - center).astype(np.float32))
+        if quantizer.metric_type == faiss.METRIC_L2:
+            center = np.asarray(mixture.center_, np.float64)
+            if center @ center > _OFFSET_LIMIT * _total_variance(mixture):
+                self._center = center
+                self._flat = faiss.IndexFlatL2(quantizer.d)
+                self._flat.add((mixture.means_ - center).astype(np.float32))
+        self._graph = None
+        if isinstance(quantizer, WithGraph):
+            self._graph = quantizer.graph_over(self.table, quantizer.metric_type)
 
     @property
     def is_centred(self) -> bool:
@@ -105,9 +114,19 @@ class CoarseRanker:
         return self._center is not None
 
     @property
+    def finds_by_graph(self) -> bool:
+        """Whether `search` and `nearest` go by the graph, being too dear otherwise."""
+        return self._graph is not None and self._flat.ntotal > EXACT_LIMIT
+
+    @property
     def nbytes(self) -> int:
-        """Memory of the second table of means, if there is one."""
-        return self._flat.ntotal * self._flat.d * 4 if self.is_centred else 0
+        """Memory of a second table of means, and of a graph with its own."""
+        table = self._flat.ntotal * self._flat.d * 4
+        found = table if self.is_centred else 0
+        if self._graph is not None:
+            # Below all levels each mean has twice the links; those of the levels above are few.
+            found += table + self._flat.ntotal * 4 * self._graph.hnsw.nb_neighbors(0)
+        return found
 
     @property
     def table(self) -> np.ndarray:
@@ -125,7 +144,7 @@ class CoarseRanker:
         return rows if self._center is None else (rows - self._center).astype(np.float32)
 
     def search(self, rows: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (distances, lists) of the m best means, best first, as FAISS does.
+        """Return (distances, lists) of the m best means for vectors to store, as FAISS does.
 
         Parameters
         ----------
@@ -135,17 +154,28 @@ class CoarseRanker:
         Returns
         -------
         distances : ndarray of shape (n, m), float32
-            Squared L2 distances, or inner products.
+            Squared L2 distances, or inner products, best first.
         lists : ndarray of shape (n, m), int64
-            -1 where a distance overflows.
+            -1 where a distance overflows, or a graph leads no further.
         """
         if self._center is not None:
             rows = self.points(rows)
+        if self.finds_by_graph:
+            ef_search = max(_EF_TO_STORE, self._quantizer.ef_search)
+            return graph_search(self._graph, rows, m, ef_search)[:2]
         return faiss.IndexFlat.search(self._flat, rows, m)
 
     def counted_search(self, rows: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `search`, and the comparisons with means that each row took, (n,) int64."""
-        return *self.search(rows, m), np.full(len(rows), self._flat.ntotal)
+        """As `search`, for queries; and the comparisons with means of each row, (n,) int64.
+
+        The sum of the comparisons of a graph is exact, unless other threads search graphs too.
+        """
+        if self._center is not None:
+            rows = self.points(rows)
+        if self._graph is not None:
+            return graph_search(self._graph, rows, m, self._quantizer.ef_search)
+        found = faiss.IndexFlat.search(self._flat, rows, m)
+        return *found, np.full(len(rows), self._flat.ntotal)
 
     def nearest(self, rows: np.ndarray) -> np.ndarray:
         """List of the best mean of every row, (n,) int64."""

@@ -12,26 +12,25 @@ from sklearn.utils import check_random_state
 from gmm_ivf._attaching import adopt, attach
 from gmm_ivf._coarse import Centroids, CoarseRanker
 from gmm_ivf._faiss import check_metric, faiss, metric_name
+from gmm_ivf._graph import WithGraph, checked_coarse
 from gmm_ivf._reseed import fill_empty
+from gmm_ivf._training import check_training_rows, warn_of_empty_lists
 from gmm_ivf._vectors import (
     as_matrix,
     block,
     check_count,
-    check_rows,
     sample_rows,
     spans,
     unit_rows,
 )
 from gmm_ivf.estimator import GaussianMixture
 
-# FAISS asks for as many training vectors per centroid.
-_MIN_POINTS_PER_CENTROID = 39
 # As many as k-means of this size is customarily given. The likelihood goes on rising in its fourth
 # digit for a hundred iterations and more, but recall at a given cost does not.
 _MAX_ITER = 25
 
 
-class GMMQuantizer(faiss.IndexFlat):
+class GMMQuantizer(WithGraph, faiss.IndexFlat):
     """A flat FAISS index over the means of a Gaussian mixture, trained by EM.
 
     It goes wherever FAISS takes a coarse quantizer. Train it first, through its own `train`:
@@ -52,13 +51,20 @@ class GMMQuantizer(faiss.IndexFlat):
     max_points_per_centroid : int, default=None
         At most nlist times as many rows are drawn, by `random_state`, to train on; None takes
         all. It limits training only: it is no limit on the size of a list.
+    coarse : str, default="flat"
+        How `IndexIVFGMM` finds the lists to probe: "flat" compares a query with all means,
+        "hnsw32" with those that an HNSW graph of 32 links leads to, for thousands of lists and
+        more. Stored vectors go to the nearest of all means as long as there are at most 16,384.
+        As a plain FAISS quantizer this object stays flat.
+    ef_search : int, default=64
+        For the graph; it may be changed at any time.
     **gmm_options
         Options of `GaussianMixture`, such as ``covariance_type="spherical"``, ``random_state``,
         ``device``. ``max_iter`` is 25 unless given: lists need no converged likelihood.
 
     Attributes
     ----------
-    nlist : int
+    nlist, coarse, ef_search
     mixture : GaussianMixture, Centroids or None
         The fitted mixture. Under METRIC_INNER_PRODUCT it models L2-normalised rows. After
         `from_centroids` it has means only.
@@ -94,6 +100,8 @@ class GMMQuantizer(faiss.IndexFlat):
         metric: int = faiss.METRIC_L2,
         *,
         max_points_per_centroid: int | None = None,
+        coarse: str = "flat",
+        ef_search: int = 64,
         **gmm_options: Any,
     ):
         d, nlist = check_count(d, "d"), check_count(nlist, "nlist")
@@ -110,10 +118,14 @@ class GMMQuantizer(faiss.IndexFlat):
         self.is_trained = False
         self.nlist = nlist
         self._max_points = max_points_per_centroid
+        self.coarse = checked_coarse(coarse)
+        self.ef_search = ef_search
         self._options = {"max_iter": _MAX_ITER, **gmm_options}
 
     @classmethod
-    def from_mixture(cls, mixture: Any, metric: int = faiss.METRIC_L2) -> "GMMQuantizer":
+    def from_mixture(
+        cls, mixture: Any, metric: int = faiss.METRIC_L2, **coarse_options: Any
+    ) -> "GMMQuantizer":
         """Quantizer over the means of a fitted mixture.
 
         Parameters
@@ -121,6 +133,8 @@ class GMMQuantizer(faiss.IndexFlat):
         mixture : GaussianMixture
             Fitted. For METRIC_INNER_PRODUCT it has to be fitted on L2-normalised rows.
         metric : int, default=faiss.METRIC_L2
+        **coarse_options
+            `coarse` and `ef_search`.
 
         Raises
         ------
@@ -134,12 +148,14 @@ class GMMQuantizer(faiss.IndexFlat):
             )
         nlist, d = mixture.means_.shape
         options = {k: v for k, v in mixture.get_params().items() if k != "n_components"}
-        quantizer = cls(d, nlist, metric, **options)
+        quantizer = cls(d, nlist, metric, **coarse_options, **options)
         quantizer._install(mixture)
         return quantizer
 
     @classmethod
-    def from_centroids(cls, centroids: Any, metric: int = faiss.METRIC_L2) -> "GMMQuantizer":
+    def from_centroids(
+        cls, centroids: Any, metric: int = faiss.METRIC_L2, **coarse_options: Any
+    ) -> "GMMQuantizer":
         """Quantizer over given centroids, such as those of k-means: hard, or soft by geometry.
 
         Parameters
@@ -147,6 +163,8 @@ class GMMQuantizer(faiss.IndexFlat):
         centroids : array-like of shape (nlist, d)
             For METRIC_INNER_PRODUCT they are L2-normalised.
         metric : int, default=faiss.METRIC_L2
+        **coarse_options
+            `coarse` and `ef_search`.
 
         Raises
         ------
@@ -154,7 +172,7 @@ class GMMQuantizer(faiss.IndexFlat):
             Naming a row that holds NaN or infinity (or, under METRIC_INNER_PRODUCT, is zero).
         """
         given = Centroids.checked(centroids, metric == faiss.METRIC_INNER_PRODUCT)
-        quantizer = cls(given.means_.shape[1], len(given.means_), metric)
+        quantizer = cls(given.means_.shape[1], len(given.means_), metric, **coarse_options)
         quantizer._install(given)
         return quantizer
 
@@ -180,7 +198,12 @@ class GMMQuantizer(faiss.IndexFlat):
             Below 39 rows per list, or when there are fewer distinct rows than lists.
         """
         x = as_matrix(x, self.d, "x")
-        self._check_training(x)
+        if self.is_trained:
+            raise RuntimeError(
+                "this GMMQuantizer is trained, and an index may hold vectors in its lists: call "
+                "reset() first, and fill such indexes anew."
+            )
+        check_training_rows(x, self.nlist, self._is_product)
         started = time.perf_counter()
         rng = check_random_state((self._options or {}).get("random_state"))
         if self._max_points is not None and x.shape[0] > self._max_points * self.nlist:
@@ -201,7 +224,7 @@ class GMMQuantizer(faiss.IndexFlat):
             "empty_lists": empty,
         }
         if empty:
-            self._warn_empty(x, empty)
+            warn_of_empty_lists(x, self.nlist, empty)
 
     def _fitted(self, x: Any) -> GaussianMixture:
         mixture = GaussianMixture(n_components=self.nlist, **self._options)
@@ -210,40 +233,6 @@ class GMMQuantizer(faiss.IndexFlat):
             # both are in the report, and what cannot be helped is warned of there.
             warnings.simplefilter("ignore", ConvergenceWarning)
             return mixture.fit(x)
-
-    def _check_training(self, x: Any) -> None:
-        if self.is_trained:
-            raise RuntimeError(
-                "this GMMQuantizer is trained, and an index may hold vectors in its lists: call "
-                "reset() first, and fill such indexes anew."
-            )
-        n = x.shape[0]
-        if n < self.nlist:
-            raise ValueError(
-                f"x must have at least nlist={self.nlist} rows to train on; got n={n}. Lower nlist "
-                "or give more rows."
-            )
-        check_rows(x, "x", unit=self._is_product)
-        if n < _MIN_POINTS_PER_CENTROID * self.nlist:
-            warnings.warn(
-                f"training {self.nlist} lists on {n} rows; at least "
-                f"{_MIN_POINTS_PER_CENTROID * self.nlist} (39 per list) are advised.",
-                UserWarning,
-                stacklevel=3,
-            )
-
-    def _warn_empty(self, x: Any, empty: int) -> None:
-        # Halves of a list always have rows unless its points coincide, so the usual reason is that
-        # there are too few distinct points; only then it is worth counting them.
-        distinct = len(np.unique(block(x, "x"), axis=0))
-        reason = f"x has {distinct} distinct rows for nlist={self.nlist}; " * (
-            distinct < self.nlist
-        )
-        warnings.warn(
-            f"{reason}{empty} of {self.nlist} lists hold no training row.",
-            UserWarning,
-            stacklevel=3,
-        )
 
     @property
     def _is_product(self) -> bool:
@@ -276,7 +265,7 @@ class GMMQuantizer(faiss.IndexFlat):
         """
         super().reset()
         self.is_trained = False
-        self.mixture = self._means = self.train_report = None
+        self.mixture = self._means = self.train_report = self._graph = None
         self.reseeded = 0
         self.generation += 1
 
@@ -336,7 +325,8 @@ class GMMQuantizer(faiss.IndexFlat):
 
     def __reduce__(self):
         state = {"mixture": self.mixture, "reseeded": self.reseeded, "report": self.train_report}
-        options = {"max_points_per_centroid": self._max_points, **self._options}
+        own = {"max_points_per_centroid": self._max_points, "coarse": self.coarse}
+        options = {**own, "ef_search": self.ef_search, **self._options}
         arguments = (self.d, self.nlist, self.metric_type)
         return _restore, (type(self), arguments, options, state)
 
