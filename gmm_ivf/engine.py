@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import (
-    Components,
-    IllDefinedCovarianceError,
-    Statistics,
-    m_step,
-    precisions_cholesky,
-)
+from gmm_ivf.kernels.components import Components, IllDefinedCovarianceError, Statistics, m_step
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.lloyd import Pass, TorchPass
 from gmm_ivf.params import Frame
@@ -125,6 +119,23 @@ class Engine:
     def begin(self, components: Components) -> None:
         """Get ready for a burst of iterations from the given components."""
 
+    def iterate(
+        self, components: Components, count: int, reg_covar: float
+    ) -> tuple[Components, Tensor]:
+        """So many EM iterations, and the log-likelihood that each began with, (count,) float64.
+
+        Raises
+        ------
+        IllDefinedCovarianceError
+            When a covariance is not positive definite.
+        """
+        totals = []
+        for _ in range(count):
+            stats = self.e_step(components)
+            components = m_step(stats, components, reg_covar, check=True)
+            totals.append(stats.log_likelihood)
+        return components, torch.stack(totals)
+
     def widen(self) -> bool:
         """From now on only the most precise mode; whether that is a change."""
         changed = self.mode != self.candidates[-1]
@@ -148,13 +159,19 @@ class Engine:
         if size >= self.rows.n:
             indices = np.arange(self.rows.n)
         else:
-            indices = np.sort(rng.choice(self.rows.n, size, replace=False))
+            draw = torch.Generator(self.device).manual_seed(int(rng.randint(2**31)))
+            order = torch.randperm(self.rows.n, generator=draw, device=self.device)
+            indices = order[:size].sort().values.cpu().numpy()
         return self.rows.take(indices, self.frame, dtype, self.device)
 
     def kmeans_passes(self, size: int, rng: np.random.RandomState) -> Iterator[Pass]:
         """Assignment of `size` samples, in each precision that may run, cheapest first."""
         for mode in self.candidates:
             yield TorchPass(self.sample(size, rng, mode))
+
+    def hard_step(self, components: Components) -> Statistics:
+        """`e_step` with components so narrow that responsibilities are hard."""
+        return self.e_step(components)
 
     def mean_log_likelihood(self, total: float) -> float:
         """Average log-density of the samples in the caller's units, from the sum in the frame."""
@@ -213,11 +230,5 @@ class Run:
     def _burst(self, engine: Engine, count: int) -> list[float]:
         """Several iterations, after which alone the host waits for the device."""
         engine.begin(self.components)
-        totals = []
-        for _ in range(count):
-            stats = engine.e_step(self.components)
-            self.components = m_step(stats, self.components, self.reg_covar, check=count == 1)
-            totals.append(stats.log_likelihood)
-        if count > 1:
-            precisions_cholesky(self.components.covariances, self.components.covariance_type)
-        return [engine.mean_log_likelihood(total) for total in torch.stack(totals).tolist()]
+        self.components, totals = engine.iterate(self.components, count, self.reg_covar)
+        return [engine.mean_log_likelihood(total) for total in totals.tolist()]

@@ -28,6 +28,14 @@ class Pass(Protocol):
         """Counts (K,) and sums (K, D) of the samples of each centre, squared distances (n,)."""
         ...
 
+    def spread(self, members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """See `spread_rows`."""
+        ...
+
+    def variance(self, inertia: float) -> float | None:
+        """Of the equal components that assign as this pass does; None where none do."""
+        ...
+
 
 class TorchPass:
     """Assignment by torch, in the dtype of the sample.
@@ -50,6 +58,13 @@ class TorchPass:
         sums, counts = sums_by_label(sample, label, len(centers))
         return counts, sums, distance
 
+    def spread(self, members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """See `spread_rows`."""
+        return spread_rows(members, count, seed)
+
+    def variance(self, inertia: float) -> None:
+        """None: assignment is exact."""
+
 
 def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
     """Centres of k-means on a sample, (K, D) float64, and the mean squared distance to them.
@@ -59,7 +74,7 @@ def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[
     than clusters some stay empty.
     """
     sample = assign.sample
-    centers, inertia = _first_centers(sample, n_components, rng)
+    centers, inertia = _first_centers(assign, n_components, rng)
     previous = float("inf")
     for _ in range(_ITERATIONS):
         counts, sums, distance = assign(centers, inertia)
@@ -86,54 +101,57 @@ def _refill_empty(sample: Tensor, centers: Tensor, filled: Tensor, distance: Ten
 
 
 def _first_centers(
-    sample: Tensor, n_components: int, rng: np.random.RandomState
+    assign: Pass, n_components: int, rng: np.random.RandomState
 ) -> tuple[Tensor, float]:
-    """Rows to start from, float64, by k-means++ on a part of the sample; their inertia there."""
-    size = _PLUSPLUS_SAMPLES_PER_CENTER * n_components
-    if size < len(sample):
-        picked = np.sort(rng.choice(len(sample), size, replace=False))
-        sample = sample[torch.from_numpy(picked).to(sample.device)]
-    rows, inertia = spread_rows(sample, n_components, rng)
-    return sample[rows].double(), inertia
+    """Rows to start from, float64, by k-means++ on a part of the sample; their inertia there.
+
+    The part lies in groups of equal size, each of which finds up to 1,024 of the centres.
+    """
+    sample = assign.sample
+    n, d = min(len(sample), _PLUSPLUS_SAMPLES_PER_CENTER * n_components), sample.shape[1]
+    groups = -(-n_components // _GROUP_CENTERS) if n >= 2 * n_components else 1
+    size = n // groups
+    picked = torch.from_numpy(rng.permutation(len(sample))[: groups * size]).to(sample.device)
+    members = sample[picked].reshape(groups, size, d)
+    rows, closest = assign.spread(members, -(-n_components // groups), int(rng.randint(2**31)))
+    # By turns from every group, so that none is short of more than one.
+    chosen = torch.gather(members, 1, rows[:, :, None].expand(-1, -1, d)).transpose(0, 1)
+    return chosen.reshape(-1, d)[:n_components].double(), float(closest.mean())
 
 
-def spread_rows(
-    sample: Tensor, n_components: int, rng: np.random.RandomState
-) -> tuple[Tensor, float]:
-    """Rows drawn one after another by k-means++, without waiting for the device.
+def spread_rows(members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of each group drawn one after another by k-means++, without waiting for the device.
 
     A row is drawn with probability proportional to its squared distance from those before: the
-    largest of ``distance / e`` is, for independent exponential e. Samples lie in groups of equal
-    size, each of which finds up to 1,024 of the centres.
+    largest of ``distance / e`` is, for independent exponential e.
+
+    Parameters
+    ----------
+    members : Tensor of shape (groups, size, D)
+    count : int
+        Rows wanted of each group.
+    seed : int
 
     Returns
     -------
-    rows : Tensor of shape (n_components,), int64
-    inertia : float
-        Mean squared distance of the samples of a group to its centres.
+    rows : Tensor of shape (groups, count), int64
+    closest : Tensor of shape (groups, size)
+        Squared distances to the nearest of them.
     """
-    groups = -(-n_components // _GROUP_CENTERS) if len(sample) >= 2 * n_components else 1
-    size, d = len(sample) // groups, sample.shape[1]
-    if groups > 1:
-        dealt = torch.from_numpy(rng.permutation(len(sample))[: groups * size]).to(sample.device)
-    else:
-        dealt = torch.arange(size, device=sample.device)
-    members = sample[dealt].reshape(groups, size, d)
-    noise = torch.Generator(sample.device).manual_seed(int(rng.randint(2**31)))
+    noise = torch.Generator(members.device).manual_seed(seed)
     squares = members.square().sum(2)
     closest = torch.ones_like(squares)
-    base = torch.arange(groups, device=sample.device)[:, None] * size
     rows = []
-    for number in range(-(-n_components // groups)):
+    for number in range(count):
         race = torch.empty_like(closest).exponential_(generator=noise)
         row = (closest / race).argmax(1, keepdim=True)
-        rows.append(dealt[base + row])
-        center = torch.gather(members, 1, row[:, :, None].expand(-1, -1, d))
+        rows.append(row)
+        center = torch.gather(members, 1, row[:, :, None].expand(-1, -1, members.shape[2]))
         distance = torch.baddbmm(squares[:, :, None], members, center.mT, alpha=-2)[:, :, 0]
         distance += center.square().sum(2)
         distance.clamp_min_(0).scatter_(1, row, 0)
         closest = distance if number == 0 else torch.minimum(closest, distance)
-    return torch.cat(rows)[:n_components, 0], float(closest.mean())
+    return torch.cat(rows, dim=1), closest
 
 
 def sums_by_label(sample: Tensor, label: Tensor, n_components: int) -> tuple[Tensor, Tensor]:

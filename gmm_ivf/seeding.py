@@ -11,9 +11,13 @@ from torch import Tensor
 
 from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import Components, Statistics, m_step
+from gmm_ivf.kernels.components import (
+    Components,
+    IllDefinedCovarianceError,
+    Statistics,
+    m_step,
+)
 from gmm_ivf.lloyd import lloyd, sums_by_label
-from gmm_ivf.params import covariance_shape
 
 METHODS = ("kmeans", "k-means++", "random", "random_from_data")
 
@@ -57,35 +61,41 @@ def initial_components(
     Components
     """
     if method == "kmeans":
-        centers, dtype = _kmeans_centers(engine, n_components, rng)
-        reference = _unit_components(centers, covariance_type)
-        return m_step(_hard_statistics(engine, reference, dtype), reference, reg_covar)
+        return _of_kmeans(engine, n_components, covariance_type, reg_covar, rng)
     if method == "random":
         zeros = torch.zeros(n_components, engine.rows.d, dtype=torch.float64, device=engine.device)
-        reference = _unit_components(zeros, covariance_type)
+        reference = Components.equal(covariance_type, zeros, 1.0)
         return m_step(engine.e_step(reference, _Random(rng)), reference, reg_covar)
     size = _sample_size(n_components, engine.rows.d)
     sample = engine.sample(size, rng, engine.candidates[0])
     rows = _chosen_rows(sample, n_components, method == "k-means++", rng)
-    reference = _unit_components(sample[rows].double(), covariance_type)
+    reference = Components.equal(covariance_type, sample[rows].double(), 1.0)
     return m_step(_of_single_samples(engine, reference), reference, reg_covar)
+
+
+def _of_kmeans(
+    engine: Engine,
+    n_components: int,
+    covariance_type: str,
+    reg_covar: float,
+    rng: np.random.RandomState,
+) -> Components:
+    """M-step of the assignment of every sample to the nearest centre of k-means."""
+    centers, dtype, variance = _kmeans_centers(engine, n_components, rng)
+    if variance is not None:
+        narrow = Components.equal(covariance_type, centers, variance)
+        try:
+            return m_step(engine.hard_step(narrow), narrow, reg_covar)
+        except IllDefinedCovarianceError:
+            # A feature too narrow for sums about the origin: by differences, below.
+            pass
+    reference = Components.equal(covariance_type, centers, 1.0)
+    return m_step(_hard_statistics(engine, reference, dtype), reference, reg_covar)
 
 
 def _sample_size(n_components: int, n_features: int) -> int:
     bounded = max(40 * n_components, _SAMPLE_ELEMENTS // n_features)
     return min(_SAMPLES_PER_COMPONENT * n_components, bounded)
-
-
-def _unit_components(means: Tensor, covariance_type: str) -> Components:
-    """Components that only say about which means statistics are to be taken."""
-    k, d = means.shape
-    shape = covariance_shape(covariance_type, k, d)
-    if covariance_type in ("spherical", "diag"):
-        unit = means.new_ones(shape)
-    else:
-        unit = torch.eye(d, dtype=means.dtype, device=means.device).expand(shape)
-    weights = means.new_full((k,), 1 / k)
-    return Components(covariance_type, weights, means, unit, unit)
 
 
 def _of_single_samples(engine: Engine, reference: Components) -> Statistics:
@@ -159,21 +169,25 @@ def _chosen_rows(
 
 def _kmeans_centers(
     engine: Engine, n_components: int, rng: np.random.RandomState
-) -> tuple[Tensor, torch.dtype]:
-    """Centres of k-means on a sample of the data, and the dtype that was precise enough for it."""
+) -> tuple[Tensor, torch.dtype, float | None]:
+    """Centres of k-means on a sample of the data.
+
+    With the dtype that was precise enough for it, and the variance of the equal components that
+    assign alike, None where assignment is exact.
+    """
     if engine.rows.n * engine.rows.d * n_components <= _SMALL_ELEMENTS:
         whole = engine.sample(engine.rows.n, rng, "fp64")
-        return _sklearn_centers(whole, n_components, rng), torch.float64
+        return _sklearn_centers(whole, n_components, rng), torch.float64, None
     size = _sample_size(n_components, engine.rows.d)
-    centers, dtype = torch.empty(0), torch.float64
+    found = torch.empty(0), torch.float64, None
     for assign in engine.kmeans_passes(size, rng):
         centers, inertia = lloyd(assign, n_components, rng)
-        dtype = assign.sample.dtype
+        found = centers, assign.sample.dtype, assign.variance(inertia)
         # Centres that coincide share their samples evenly where assignment is a limit.
         distinct = len(torch.unique(centers, dim=0)) == n_components
         if distinct and inertia > _RESOLVED * assign.noise:
             break
-    return centers, dtype
+    return found
 
 
 def _sklearn_centers(sample: Tensor, n_components: int, rng: np.random.RandomState) -> Tensor:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import em, torch_backend
-from gmm_ivf.kernels.components import Components, Statistics
+from gmm_ivf.kernels.components import Components, Statistics, precisions_cholesky
 from gmm_ivf.kernels.dispatch import choose_precision
 from gmm_ivf.kernels.hard import HardPass
+from gmm_ivf.kernels.loop import Loop
 from gmm_ivf.kernels.operands import Samples
 from gmm_ivf.lloyd import Pass, TorchPass
 
@@ -27,15 +28,20 @@ class TritonEngine(Engine):
 
     _samples: Samples | None = None
     _norm: Tensor | None = None
+    _loop: Loop | None = None
+    _reached: Components | None = None
 
     def begin(self, components: Components) -> None:
         """Choose the mode and stage the samples in it."""
         self._staged(components)
 
     def _staged(self, components: Components) -> Samples:
-        self.mode = choose_precision(self.candidates, components)
+        return self._staged_in(choose_precision(self.candidates, components))
+
+    def _staged_in(self, mode: str) -> Samples:
+        self.mode = mode
         if self._samples is None or self._samples.mode != self.mode:
-            self._norm = None
+            self._norm = self._loop = None
             self._samples = em.stage(self._whole(), self.mode)
             # What the start read of them may go.
             self._resident.clear()
@@ -55,6 +61,33 @@ class TritonEngine(Engine):
         mode = self.candidates[0]
         yield HardPass(self.sample(size, rng, mode), mode)
         yield TorchPass(self.sample(size, rng, mode))
+
+    def hard_step(self, components: Components) -> Statistics:
+        """In the mode of the k-means: what its products cannot tell apart does not matter."""
+        samples = self._staged_in(self.candidates[0])
+        return em.e_step(samples, em.prepare(components, self.mode))[1]
+
+    def iterate(
+        self, components: Components, count: int, reg_covar: float
+    ) -> tuple[Components, Tensor]:
+        """See `Engine.iterate`; covariances are looked at after the last iteration only."""
+        loop = self._loop_from(components, reg_covar)
+        self._reached = None
+        totals = loop.run(count)
+        reached = loop.components()
+        precisions_cholesky(reached.covariances, reached.covariance_type)
+        self._reached = reached
+        return reached, totals
+
+    def _loop_from(self, components: Components, reg_covar: float) -> Loop:
+        """The loop where it reached the components, else started from them."""
+        samples = self._samples or self._staged(components)
+        loop = self._loop
+        if loop is None or loop.samples is not samples or loop.reg_covar != reg_covar:
+            self._loop = loop = Loop(samples, components, reg_covar)
+        elif components is not self._reached:
+            loop.restart(components)
+        return loop
 
     def e_step(
         self,

@@ -60,6 +60,18 @@ class Components:
         factors = precisions_cholesky(covariances, covariance_type, check)
         return cls(covariance_type, weights, means, covariances, factors)
 
+    @classmethod
+    def equal(cls, covariance_type: str, means: Tensor, variance: float) -> "Components":
+        """Components of equal weight and isotropic covariance about the given means."""
+        k, d = means.shape
+        if covariance_type in ("tied", "full"):
+            eye = torch.eye(d, dtype=means.dtype, device=means.device)
+            unit = eye if covariance_type == "tied" else eye.expand(k, d, d)
+        else:
+            unit = means.new_ones((k, d) if covariance_type == "diag" else (k,))
+        weights = means.new_full((k,), 1 / k)
+        return cls(covariance_type, weights, means, unit * variance, unit * variance**-0.5)
+
     def log_constants(self) -> Tensor:
         """``log weight + log |U| - D/2 log(2 pi)`` of each component, shape (K,)."""
         k, d = self.means.shape

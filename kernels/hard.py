@@ -8,6 +8,7 @@ from torch import Tensor
 from gmm_ivf.kernels import em
 from gmm_ivf.kernels.components import Components
 from gmm_ivf.kernels.operands import LN2
+from gmm_ivf.kernels.spread import spread
 
 # Nats by which the density falls off from a mean to a sample at the mean distance from it. A second
 # mean counts only where the two squared distances differ by less than half a percent.
@@ -56,16 +57,18 @@ class HardPass:
         distance : Tensor of shape (n,), float32
         """
         k, d = centers.shape
-        variance = max(inertia / _SHARPNESS, self.noise, torch.finfo(torch.float32).tiny) / 2
-        components = Components(
-            "spherical",
-            centers.new_full((k,), 1 / k),
-            centers,
-            centers.new_full((k,), variance),
-            centers.new_full((k,), variance**-0.5),
-        )
+        variance = self.variance(inertia)
+        components = Components.equal("spherical", centers, variance)
         rows, stats = em.e_step(self._staged, em.prepare(components, self._mode))
         density = rows.norm[: self._staged.n] * LN2
         constant = -math.log(k) - d / 2 * math.log(2 * math.pi * variance)
         distance = ((constant - density) * (2 * variance)).clamp_min_(0)
         return stats.s0, stats.s1 + stats.s0[:, None] * centers, distance
+
+    def spread(self, members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Rows by k-means++; see `gmm_ivf.kernels.spread`."""
+        return spread(members, count, seed)
+
+    def variance(self, inertia: float) -> float:
+        """Variance at which responsibilities are hard."""
+        return max(inertia / _SHARPNESS, self.noise, torch.finfo(torch.float32).tiny) / 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from gmm_ivf import GaussianMixture
+from gmm_ivf import GaussianMixture, seeding
 from gmm_ivf.kernels.dispatch import triton_obstacle
 
 CUDA = torch.cuda.is_available()
@@ -70,6 +70,36 @@ def test_what_it_says_of_samples_equals_torch(device, kind):
     ids, resp = model.responsibilities(x, 2)
     np.testing.assert_allclose(resp, np.take_along_axis(want[0], ids, 1), atol=2e-3)
     np.testing.assert_allclose(model.predict_proba(x), want[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_start_by_the_kernels_is_that_of_hard_assignment(device, kind, monkeypatch):
+    monkeypatch.setattr(seeding, "_SMALL_ELEMENTS", 0)
+    x = blobs()
+    start = {"covariance_type": kind, "max_iter": 0}
+    model = fit(x, device, backend="triton", precision="fp16", **start)
+    near = np.square(x[:, None].astype(np.float64) - model.means_).sum(2).argmin(1)
+    for k, mean in enumerate(model.means_):
+        np.testing.assert_allclose(mean, x[near == k].mean(0), atol=0.05)
+        assert model.weights_[k] == pytest.approx((near == k).mean(), abs=0.02)
+    apart = x - model.means_[near]
+    wanted = {
+        "spherical": np.square(apart).mean(),
+        "diag": np.square(apart).mean(0),
+        "tied": apart.T @ apart / len(x),
+        "full": apart.T @ apart / len(x),
+    }[kind]
+    got = model.covariances_
+    pooled = got if kind == "tied" else np.tensordot(model.weights_, got, 1)
+    np.testing.assert_allclose(pooled, wanted, atol=0.05 * np.square(apart).mean())
+
+
+def test_coinciding_samples_leave_the_start_to_exact_assignment(device, monkeypatch):
+    monkeypatch.setattr(seeding, "_SMALL_ELEMENTS", 0)
+    x = np.repeat(np.eye(2, 5, dtype=np.float32), 60, axis=0)
+    model = fit(x, device, backend="triton", precision="fp16x3", max_iter=0, reg_covar=1e-3)
+    assert np.isfinite(model.means_).all()
+    assert sorted(np.round(model.weights_, 3)) == [0.0, 0.5, 0.5]
 
 
 def test_samples_too_far_for_the_mode_are_served_by_float64(device):
