@@ -83,9 +83,9 @@ def normalise_kernel(
     top, total,  # (tiles, chunk)
     norm,  # (rows,) written
     start, n, chunk, tiles,
-    SUMMED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Log-normalisers of a chunk from the sums of its tiles; without SUMMED a sum is 1."""
+    """Log-normalisers of a chunk from the sums of its tiles."""
     local = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.arange(0, BLOCK_T)
     inside = (local < chunk)[None, :]
@@ -95,7 +95,7 @@ def normalise_kernel(
         mask = inside & (t0 + part < tiles)[:, None]
         at = (t0 + part)[:, None].to(tl.int64) * chunk + local[None, :]
         tops = tl.load(top + at, mask=mask, other=LOWEST)
-        sums = tl.load(total + at, mask=mask, other=0.0) if SUMMED else 1.0
+        sums = tl.load(total + at, mask=mask, other=0.0)
         new = tl.maximum(largest, tl.max(tops, axis=0))
         summed *= tl.exp2(largest - new)
         summed += tl.sum(sums * tl.exp2(tops - new[None, :]), axis=0)
@@ -125,9 +125,9 @@ def scale_kernel(
 @triton.jit(do_not_specialize=["start", "slab", "chunk"])
 def sum_kernel(
     x,  # (P, rows, stride)
-    resp,  # (chunk, k), float32 in mode fp16x3
+    resp,  # (chunk, k) with any strides, float32 in mode fp16x3
     s1, s2,  # (S, k, wide) sums of r x and of r x^2, added to
-    start, chunk, slab, k, stride, wide, part_x,
+    start, chunk, slab, k, stride, resp_n, resp_k, wide, part_x,
     COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def sum_kernel(
     cols = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     begin = tl.program_id(2).to(tl.int64) * slab
     at = tile_at(x, start + begin, cols, stride, BLOCK_N)
-    at_resp = tile_at(resp, begin, ks, k, BLOCK_N)
+    at_resp = tile_at(resp, begin, ks.to(tl.int64) * resp_k, resp_n, BLOCK_N)
     first = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     second = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     for _ in range(0, tl.minimum(slab, chunk - begin), BLOCK_N):
@@ -154,7 +154,7 @@ def sum_kernel(
                 second = product(rt_low, sq, second, MODE)
             second = product2(rt, sq, sq_low, second, MODE, MODE == "fp16x3" or MODE == "tf32")
         at += BLOCK_N * stride
-        at_resp += BLOCK_N * k
+        at_resp += BLOCK_N * resp_n
     to = (tl.program_id(2).to(tl.int64) * k + ks)[:, None] * wide + cols[None, :]
     tl.store(s1 + to, tl.load(s1 + to) + first)
     if COV == "diag":

@@ -1,16 +1,199 @@
-"""EM kernels for full covariances: Mahalanobis distances and scatter of one component at a time.
+"""EM kernels for full covariances: distances, responsibilities with lists, scatter.
 
-The difference from the mean is taken in float32 before it is rounded for the product, so that
-nothing of the size of the data cancels. The rest of a sweep is that of `kernels.chunked`.
+A Mahalanobis distance is ``|x U - mean U|^2``, one matrix product for each component. The factors
+are packed (`operands.pack`): panels of columns, of several components side by side, without the
+zero blocks below the diagonal.
+
+The scatter of a component is ``sum r (x - m) x^T`` about a reference point m, the rounded mean:
+centring one operand keeps the terms as small as centring both would, up to the rounding of x
+itself, and leaves the other operand the same for every component. The launcher subtracts
+``sum r (x - m)  m^T``. Where x is kept in more than half precision both operands are centred.
+
+Most samples are far from most components. The scatter runs over lists of the rows that have a
+responsibility for a component of its group that is not zero as stored: what it leaves out is
+exactly zero.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 # (a tl.constexpr parameter takes plain values, which the type checker cannot know)
+# ruff: noqa: RUF005
+# (Triton unpacks no tuples)
 
 import triton
 import triton.language as tl
 
-from gmm_ivf.kernels.blocks import LIFT_BITS, LOWERED, LOWEST, load_tile, product, product3, tile_at
+from gmm_ivf.kernels.blocks import (
+    INTERPRETED,
+    LIFT,
+    LIFT_BITS,
+    LOWEST,
+    load_tile,
+    product,
+    product3,
+    tile_at,
+)
+
+# Listed responsibilities are multiplied by 2**LIST_LIFT only, so that times a difference of
+# features, at most 32, they stay in the range of float16.
+LIST_LIFT = 8
+RELIFT = tl.constexpr(2.0 ** (LIST_LIFT - LIFT))
+
+
+@triton.jit
+def _loaded(
+    x, part_x, d, stride, first, PANELS: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """All features of a tile of rows as blocks of columns: high parts, low parts."""
+    high = ()
+    low = ()
+    for b in tl.static_range(PANELS):
+        cols = b * BLOCK_D + tl.arange(0, BLOCK_D)
+        at = tile_at(x, first, cols, stride, BLOCK_N)
+        xt = load_tile(at, cols, d, EVEN_D)
+        high = high + (xt,)
+        low = low + (load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt,)
+    return high, low
+
+
+@triton.jit
+def _panel(
+    high, low, at, part_f, e: tl.constexpr,
+    MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Products of rows on chip with panel `e` of the factors of a group."""
+    acc = tl.zeros((BLOCK_N, COLS), tl.float32)
+    for b in tl.static_range(e + 1):
+        at_f = at + (e * (e + 1) // 2 + b) * BLOCK_D * COLS
+        ft = tl.load(at_f)
+        ft_low = tl.load(at_f + part_f) if MODE == "fp16x3" else ft
+        acc = product3(high[b], low[b], ft, ft_low, acc, MODE)
+    return acc
+
+
+@triton.jit
+def _streamed_panel(
+    at_x, at, part_x, part_f, e, d,
+    MODE: tl.constexpr, EVEN_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The same where a row has too many features to stay on chip."""
+    acc = tl.zeros((BLOCK_N, COLS), tl.float32)
+    at += e * (e + 1) // 2 * BLOCK_D * COLS
+    cols = tl.arange(0, BLOCK_D)
+    for d0 in range(0, (e + 1) * BLOCK_D, BLOCK_D):
+        xt = load_tile(at_x, cols, d - d0, EVEN_D)
+        x_low = load_tile(at_x + part_x, cols, d - d0, EVEN_D) if MODE == "fp16x3" else xt
+        ft = tl.load(at)
+        ft_low = tl.load(at + part_f) if MODE == "fp16x3" else ft
+        acc = product3(xt, x_low, ft, ft_low, acc, MODE)
+        at_x += BLOCK_D
+        at += BLOCK_D * COLS
+    return acc
+
+
+@triton.jit
+def _squares(
+    acc, at_shift, square,
+    BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """`square` plus the squares of a panel, every eighth column added up: that takes no shuffle."""
+    acc -= tl.load(at_shift + tl.arange(0, GROUP * BLOCK_D))[None, :]
+    return square + tl.sum(tl.reshape(acc * acc, (BLOCK_N, GROUP, BLOCK_D // 8, 8)), axis=2)
+
+
+@triton.jit(do_not_specialize=["start", "chunk", "n"])
+def distance_kernel(
+    x,  # (P, rows, stride)
+    factor,  # (P, groups, pairs, BLOCK_D, GROUP * BLOCK_D) packed
+    shift,  # (groups, panels, GROUP * BLOCK_D) means times factors
+    gain, offset,  # (k,)
+    norm,  # (rows,) written
+    out,  # (k, chunk) logits, written unless STORE is off
+    start, chunk, n, k, panels, d, stride, part_x, part_f,
+    MODE: tl.constexpr, EVEN_D: tl.constexpr, STORE: tl.constexpr, PANELS: tl.constexpr,
+    BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Logits of a tile of rows and all components, and their log-normalisers.
+
+    PANELS is 0 where rows do not stay on chip.
+    """
+    COLS: tl.constexpr = GROUP * BLOCK_D
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    at_x = tile_at(x, start + first, tl.arange(0, BLOCK_D), stride, BLOCK_N)
+    high, low = _loaded(x, part_x, d, stride, start + first, PANELS, MODE, EVEN_D, BLOCK_N, BLOCK_D)
+    at_f = factor + tl.arange(0, BLOCK_D)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    ks = tl.arange(0, GROUP)
+    at_out = out + ks[None, :].to(tl.int64) * chunk + (first + tl.arange(0, BLOCK_N))[:, None]
+    top = tl.full((BLOCK_N,), LOWEST, tl.float32)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for k0 in range(0, k, GROUP):
+        square = tl.zeros((BLOCK_N, GROUP, 8), tl.float32)
+        if PANELS > 0:
+            for e in tl.static_range(PANELS):
+                acc = _panel(high, low, at_f, part_f, e, MODE, BLOCK_N, BLOCK_D, COLS)
+                square = _squares(acc, shift + e * COLS, square, BLOCK_N, GROUP, BLOCK_D)
+        else:
+            for e in range(panels):
+                acc = _streamed_panel(
+                    at_x, at_f, part_x, part_f, e, d, MODE, EVEN_D, BLOCK_N, BLOCK_D, COLS
+                )
+                square = _squares(acc, shift + e * COLS, square, BLOCK_N, GROUP, BLOCK_D)
+        distance = tl.sum(square, axis=2)
+        logits = tl.load(offset + k0 + ks)[None, :] - tl.load(gain + k0 + ks)[None, :] * distance
+        if STORE:
+            tl.store(at_out, logits)
+        new = tl.maximum(top, tl.max(logits, axis=1))
+        total = total * tl.exp2(top - new) + tl.sum(tl.exp2(logits - new[:, None]), axis=1)
+        top = new
+        at_f += panels * (panels + 1) // 2 * BLOCK_D * COLS
+        shift += panels * COLS
+        at_out += GROUP * chunk
+    rows = start + first + tl.arange(0, BLOCK_N)
+    tl.store(norm + rows, top + tl.log2(total), mask=rows < n)
+
+
+@triton.jit(do_not_specialize=["start", "slab", "chunk", "length"])
+def share_kernel(
+    logits,  # (k, chunk)
+    norm,  # (rows,)
+    resp,  # (k, chunk) responsibilities times 2**LIFT
+    listed,  # (k, chunk) those of the listed rows, slab by slab, times 2**LIST_LIFT
+    index,  # (groups, chunk) listed rows, from the first of the chunk
+    count,  # (groups, slabs) listed rows
+    start, slab, chunk, length,
+    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Responsibilities of a group of components for a slab of a chunk of `length` rows.
+
+    Lists are filled up with responsibilities of zero to a multiple of BLOCK_L, which divides a
+    slab.
+    """
+    group = tl.program_id(0).to(tl.int64)
+    begin = tl.program_id(1).to(tl.int64) * slab
+    ks = (group * GROUP + tl.arange(0, GROUP))[:, None] * chunk
+    end = tl.minimum(length, begin + slab)
+    found = 0
+    for n0 in range(begin, end, BLOCK_N):
+        rows = n0 + tl.arange(0, BLOCK_N)
+        inside = rows < end
+        z = tl.load(norm + start + rows, mask=inside, other=0.0) - LIFT_BITS
+        tile = tl.load(logits + ks + rows[None, :], mask=inside[None, :], other=LOWEST)
+        share = tl.exp2(tile - z[None, :])
+        tl.store(resp + ks + rows[None, :], share.to(resp.dtype.element_ty), mask=inside[None, :])
+        share = (share * RELIFT).to(listed.dtype.element_ty)
+        hit = (tl.max(share.to(tl.float32), axis=0) > 0.0).to(tl.int32)
+        place = begin + found + tl.cumsum(hit, axis=0) - 1
+        tl.store(index + group * chunk + place, rows.to(tl.int32), mask=hit > 0)
+        tl.store(listed + ks + place[None, :], share, mask=(hit > 0)[None, :])
+        found += tl.sum(hit)
+    rest = begin + found + tl.arange(0, BLOCK_L)
+    open_ = rest < begin + (found + BLOCK_L - 1) // BLOCK_L * BLOCK_L
+    none = tl.zeros((GROUP, BLOCK_L), tl.float32).to(listed.dtype.element_ty)
+    tl.store(index + group * chunk + rest, tl.zeros_like(rest).to(tl.int32), mask=open_)
+    tl.store(listed + ks + rest[None, :], none, mask=open_[None, :])
+    tl.store(count + group * tl.num_programs(1) + tl.program_id(1), found)
 
 
 @triton.jit
@@ -25,101 +208,87 @@ def _split(value, like, MODE: tl.constexpr):
 
 
 @triton.jit
-def _difference(at, part_x, means, cols, d, MODE: tl.constexpr, EVEN: tl.constexpr):
-    """A tile of rows less a mean, float32; and the tile itself."""
-    xt = load_tile(at, cols, d, EVEN)
-    value = xt.to(tl.float32)
-    if MODE == "fp16x3":
-        value += load_tile(at + part_x, cols, d, EVEN).to(tl.float32)
-    return value - tl.load(means + cols, mask=cols < d, other=0.0)[None, :], xt
-
-
-@triton.jit(do_not_specialize=["start", "chunk"])
-def distance_kernel(
-    x,  # (P, rows, stride)
-    means,  # (k, wide)
-    factor,  # (P, k, side, side) upper triangular
-    gain, offset,  # (k,)
-    out,  # (k, chunk) logits
-    start, chunk, d, stride, wide, side, part_x, part_f,
-    MODE: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Logits of one component for a tile of rows."""
-    k = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1).to(tl.int64) * BLOCK_N
-    means += k * wide
-    factor += k * side * side
-    block = tl.arange(0, BLOCK_D)
-    distance = tl.zeros((BLOCK_N,), tl.float32)
-    for e0 in range(0, side, BLOCK_D):
-        acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-        for d0 in range(0, e0 + BLOCK_D, BLOCK_D):
-            at = tile_at(x, start + first, d0 + block, stride, BLOCK_N)
-            diff, xt = _difference(at, part_x, means, d0 + block, d, MODE, EVEN_D)
-            high, low = _split(diff, xt, MODE)
-            at_f = factor + (d0 + block)[:, None] * side + (e0 + block)[None, :]
-            ft = tl.load(at_f)
-            ft_low = tl.load(at_f + part_f) if MODE == "fp16x3" else ft
-            acc = product3(high, low, ft, ft_low, acc, MODE)
-        distance += tl.sum(acc * acc, axis=1)
-    logits = tl.load(offset + k) - tl.load(gain + k) * distance
-    tl.store(out + k * chunk + first + tl.arange(0, BLOCK_N), logits)
-
-
-@triton.jit(do_not_specialize=["start", "chunk"])
-def share_kernel(
-    logits,  # (k, chunk)
-    norm,  # (rows,)
-    resp,  # (chunk, padded)
-    start, chunk, k, padded,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Responsibilities times 2**LIFT, transposed."""
-    first = tl.program_id(1).to(tl.int64) * BLOCK_N
-    rows = first + tl.arange(0, BLOCK_N)
-    ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    at = logits + ks[:, None].to(tl.int64) * chunk + rows[None, :]
-    tile = tl.load(at, mask=(ks < k)[:, None], other=LOWEST)
-    z = tl.load(norm + start + rows) - LIFT_BITS
-    powers = tl.trans(tl.exp2(tile - z[None, :])).to(resp.dtype.element_ty)
-    tl.store(tile_at(resp, first, ks, padded, BLOCK_N), powers, mask=(ks < k)[None, :])
-
-
-@triton.jit(do_not_specialize=["start", "slab", "chunk"])
-def scatter_kernel(
-    x,  # (P, rows, stride)
-    means,  # (k, wide)
-    resp,  # (chunk, padded)
-    out,  # (S, k, side, side) sums of r (x - mean)(x - mean)^T, upper tiles, added to
-    start, chunk, slab, k, padded, d, stride, wide, side, part_x,
-    MODE: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One upper tile of the scatter of one component over one slab of a chunk."""
-    component = tl.program_id(0).to(tl.int64)
-    tiles = side // BLOCK_D
-    i, j = tl.program_id(1) // tiles, tl.program_id(1) % tiles
-    if i > j:
-        return
-    means += component * wide
-    left, right = i * BLOCK_D + tl.arange(0, BLOCK_D), j * BLOCK_D + tl.arange(0, BLOCK_D)
-    begin = tl.program_id(2).to(tl.int64) * slab
-    at_left = tile_at(x, start + begin, left, stride, BLOCK_N)
-    at_right = tile_at(x, start + begin, right, stride, BLOCK_N)
-    at_resp = resp + (begin + tl.arange(0, BLOCK_N)).to(tl.int64) * padded + component
-    acc = tl.zeros((BLOCK_D, BLOCK_D), tl.float32)
-    for _ in range(0, tl.minimum(slab, chunk - begin), BLOCK_N):
-        r = tl.load(at_resp).to(tl.float32) * LOWERED
-        diff, xt = _difference(at_left, part_x, means, left, d, MODE, EVEN_D)
-        weighted, weighted_low = _split(diff * r[:, None], xt, MODE)
-        other, _xt = _difference(at_right, part_x, means, right, d, MODE, EVEN_D)
-        high, low = _split(other, xt, MODE)
+def _scattered(xa, xb, xa_low, xb_low, mean_a, mean_b, r, acc, MODE: tl.constexpr):
+    """`acc` plus the scatter of a tile: features x rows, rows x features, rows."""
+    if MODE == "bf16" and INTERPRETED:
+        weighted = (xa.to(tl.float32) - mean_a.to(tl.float32)[:, None]) * r.to(tl.float32)[None, :]
+        acc = product(weighted.to(xa.dtype), xb, acc, MODE)
+    elif MODE == "fp16" or MODE == "bf16":
+        # In half precision throughout: two roundings of a unit each, at a third of the work.
+        acc = product((xa - mean_a[:, None]) * r[None, :], xb, acc, MODE)
+    else:
+        left = xa.to(tl.float32) - mean_a[:, None]
+        right = xb.to(tl.float32) - mean_b[None, :]
         if MODE == "fp16x3":
-            acc = product(tl.trans(weighted), low, acc, MODE)
-            acc = product(tl.trans(weighted_low), high, acc, MODE)
-        acc = product(tl.trans(weighted), high, acc, MODE)
-        at_left += BLOCK_N * stride
-        at_right += BLOCK_N * stride
-        at_resp += BLOCK_N * padded
-    to = (tl.program_id(2).to(tl.int64) * k + component) * side * side
+            left += xa_low.to(tl.float32)
+            right += xb_low.to(tl.float32)
+        high, low = _split(left * r[None, :], xa, MODE)
+        other, other_low = _split(right, xb, MODE)
+        acc = product3(high, low, other, other_low, acc, MODE)
+    return acc
+
+
+@triton.jit(do_not_specialize=["slab", "chunk"])
+def scatter_kernel(
+    x,  # (P, rows, stride) from the first row of the chunk
+    means,  # (k, wide) reference points
+    listed,  # (k, chunk)
+    index,  # (groups, chunk)
+    count,  # (groups, slabs)
+    out,  # (slabs, k, side, side) sums times 2**LIST_LIFT, upper tiles, added to
+    slab, chunk, k, d, stride, wide, side, part_x,
+    MODE: tl.constexpr, EVEN_D: tl.constexpr, SQUARE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One tile of the scatter of a group over one slab: on the diagonal with SQUARE, else above."""
+    group = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(2)
+    j = i
+    if not SQUARE:
+        # The strictly upper pairs in order: (0, 1), (0, 2), (1, 2), (0, 3) ...
+        j = ((tl.sqrt(8.0 * i.to(tl.float32) + 1.0) + 1.0) * 0.5).to(tl.int32)
+        i -= j * (j - 1) // 2
+    left = i * BLOCK_D + tl.arange(0, BLOCK_D)
+    right = j * BLOCK_D + tl.arange(0, BLOCK_D)
+    begin = tl.program_id(1).to(tl.int64) * slab
+    at_index = index + group * chunk + begin + tl.arange(0, BLOCK_N)
+    at_resp = listed + group * GROUP * chunk + begin + tl.arange(0, BLOCK_N)
+    means += group * GROUP * wide
+    accs = ()
+    points_a = ()
+    points_b = ()
+    for g in tl.static_range(GROUP):
+        accs = accs + (tl.zeros((BLOCK_D, BLOCK_D), tl.float32),)
+        points_a = points_a + (tl.load(means + g * wide + left),)
+        points_b = points_b + (tl.load(means + g * wide + right),)
+    rows = tl.load(at_index)
+    for _ in range(0, tl.load(count + group * tl.num_programs(1) + tl.program_id(1)), BLOCK_N):
+        # Loaded a step ahead: the loads of samples then wait for no other load.
+        at_index += BLOCK_N
+        following = tl.load(at_index)
+        at = x + rows.to(tl.int64)[:, None] * stride
+        xb = load_tile(at + right[None, :], right, d, EVEN_D)
+        xb_low = (
+            load_tile(at + part_x + right[None, :], right, d, EVEN_D) if MODE == "fp16x3" else xb
+        )
+        if SQUARE:
+            xa = tl.trans(xb)
+            xa_low = tl.trans(xb_low)
+        else:
+            xa = tl.trans(load_tile(at + left[None, :], left, d, EVEN_D))
+            xa_low = xa
+            if MODE == "fp16x3":
+                xa_low = tl.trans(load_tile(at + part_x + left[None, :], left, d, EVEN_D))
+        sums = ()
+        for g in tl.static_range(GROUP):
+            r = tl.load(at_resp + g * chunk)
+            acc = _scattered(xa, xb, xa_low, xb_low, points_a[g], points_b[g], r, accs[g], MODE)
+            sums = sums + (acc,)
+        accs = sums
+        rows = following
+        at_resp += BLOCK_N
+    to = (tl.program_id(1).to(tl.int64) * k + group * GROUP) * side * side
     to = out + to + left[:, None] * side + right[None, :]
-    tl.store(to, tl.load(to) + acc)
+    for g in tl.static_range(GROUP):
+        tl.store(to, tl.load(to) + accs[g])
+        to += side * side

@@ -23,6 +23,8 @@ STORAGE = {
     "fp32": torch.float32,
 }
 
+HALF_MODES = ("fp16", "bf16")
+
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 # Offset of a component of weight zero: finite, so that no difference of infinities arises.
@@ -37,6 +39,10 @@ NORM_SCALE = 64.0
 COLUMN_STEP = 16
 COMPONENT_STEP = 128
 MAX_FEATURES = 4096
+# Full covariances: components side by side in a panel of factors; their number is padded to a
+# multiple of FULL_STEP.
+FULL_GROUP = 2
+FULL_STEP = 8
 FUSED_FEATURES = {"spherical": 256, "tied": 256, "diag": 128, "full": 0}
 # Largest entry of scaled components: room for products in float16, none lost to underflow.
 SCALED_MAX = 1024.0
@@ -92,12 +98,12 @@ class Prepared:
         For the kernels that keep all features of a component on chip, else for the chunked ones.
     linear : Tensor of shape (P, K', D')
         What the row is multiplied by, in the storage type; for the chunked kernels its tail too.
-        full: the means, float32.
+        full: the means, rounded in half precision, else float32.
     quadratic : Tensor of shape (P, K', D')
-        diag: what the squares of the row are multiplied by. full: the upper triangular factors
-        of the precisions, (P, K, side, side). Otherwise `linear` itself.
+        diag: what the squares of the row are multiplied by. full: the factors of the precisions
+        as `pack` lays them out. Otherwise `linear` itself.
     tail : Tensor of shape (K', 16)
-        What the tail of a row is multiplied by: minus its half norm.
+        What the tail of a row is multiplied by: minus its half norm. full: the shift of `pack`.
     gain, offset : Tensor of shape (K',), float32
         See `kernels.blocks`; an offset of -1e30 marks padding and weight zero.
     """
@@ -246,25 +252,54 @@ def _tied(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _full(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     factor = c.precisions_cholesky
-    d = factor.shape[-1]
+    k, d = c.means.shape
     scale = _scale(factor.abs().amax((1, 2)))
-    side = full_side(d)
-    padded = torch.nn.functional.pad(factor / scale[:, None, None], (0, side - d, 0, side - d))
+    side = -(-d // full_panel(d)) * full_panel(d)
+    padded = torch.nn.functional.pad(
+        factor / scale[:, None, None], (0, side - d, 0, side - d, 0, -k % FULL_STEP)
+    )
     rounded = split(padded, mode)
     # The determinant of the rounded factor: the errors of its diagonal then cancel.
-    pivots = (rounded.double().sum(0).diagonal(dim1=1, dim2=2)[:, :d] * scale[:, None]).abs()
+    kept = rounded.double().sum(0)
+    pivots = (kept[:k].diagonal(dim1=1, dim2=2)[:, :d] * scale[:, None]).abs()
     change = pivots.log2() - factor.diagonal(dim1=1, dim2=2).abs().log2()
-    return c.means.float()[None], rounded, scale.square() * LOG2E / 2, change.sum(1)
+    means = c.means.to(STORAGE[mode] if mode in HALF_MODES else torch.float32)
+    return means[None], rounded, scale.square() * LOG2E / 2, change.sum(1)
 
 
-def full_block(d: int) -> int:
-    """Features of a tile of the kernels for full covariances."""
-    return min(64, max(COLUMN_STEP, 1 << (d - 1).bit_length()))
+def full_panel(d: int) -> int:
+    """Columns of a panel of the factors of full covariances."""
+    return 16 if d <= 16 else 32 if d <= 128 else 64
 
 
-def full_side(d: int) -> int:
-    """Rows and columns of a staged factor."""
-    return -(-d // full_block(d)) * full_block(d)
+def pack(factors: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of groups of components by panels of columns, and the means times the factors.
+
+    Parameters
+    ----------
+    factors : Tensor of shape (P, K, side, side)
+        Upper triangular; K a multiple of FULL_STEP.
+    means : Tensor of shape (K or fewer, D)
+
+    Returns
+    -------
+    packed : Tensor of shape (P, groups, pairs, panel, FULL_GROUP * panel)
+        The blocks on and above the diagonal, (0, 0), (0, 1), (1, 1), (0, 2) ... as (row, column),
+        each with those of the other components of its group beside it.
+    shift : Tensor of shape (groups, panels, FULL_GROUP * panel), float32
+    """
+    (k, d), (parts, more, side) = means.shape, factors.shape[:3]
+    width = full_panel(d)
+    panels, groups = side // width, more // FULL_GROUP
+    blocks = factors.reshape(parts, groups, FULL_GROUP, panels, width, panels, width)
+    blocks = blocks.permute(0, 1, 3, 5, 4, 2, 6)
+    pairs = [(row, column) for column in range(panels) for row in range(column + 1)]
+    at = torch.tensor(pairs, device=factors.device).T
+    packed = blocks[:, :, at[0], at[1]].reshape(parts, groups, len(pairs), width, -1)
+    centre = torch.nn.functional.pad(means, (0, side - d, 0, more - k))
+    shift = torch.bmm(centre[:, None], factors.double().sum(0))[:, 0]
+    shift = shift.reshape(groups, FULL_GROUP, panels, width).transpose(1, 2)
+    return packed, shift.reshape(groups, panels, -1).float()
 
 
 def prepare(components: Components, mode: str, *, fused: bool | None = None) -> Prepared:
@@ -298,7 +333,9 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
     tail = torch.zeros(k + more, TAIL_COLUMNS, dtype=linear.dtype, device=linear.device)
     if kind == "spherical":
         tail[:, 1:4] = -NORM_SCALE
-    if not fused and kind != "full":
+    if kind == "full":
+        quadratic, tail = pack(quadratic, components.means)
+    elif not fused:
         linear[0, :, sample_width(d) : sample_width(d) + TAIL_COLUMNS] = tail
     return Prepared(
         components,

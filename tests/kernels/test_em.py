@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from triton import knobs
 
-from gmm_ivf.kernels import em, reference, sweep
+from gmm_ivf.kernels import em, passes, reference
 from gmm_ivf.kernels.components import Components
 from gmm_ivf.kernels.tuning import JOBS, Config
 
@@ -152,8 +152,8 @@ def test_odd_shapes_of_full_covariances(n: int, k: int, d: int) -> None:
 def test_several_slabs_and_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(em, "MIN_SLAB", 64)
     check(kind, "fp16", 300, 5, 17, SMALL)
-    monkeypatch.setattr(sweep, "MIN_CHUNK", 256)
-    monkeypatch.setattr(sweep, "SCRATCH_BYTES", 0)
+    monkeypatch.setattr(passes, "MIN_CHUNK", 256)
+    monkeypatch.setattr(passes, "SCRATCH_BYTES", 0)
     check(kind, "fp16", 300, 5, 272, None)
 
 

@@ -1,0 +1,175 @@
+"""Launches the EM kernels for full covariances, a chunk of rows at a time.
+
+Three launches give the responsibilities of a chunk and the lists of rows that have any; the sums
+about the origin are those of the other covariance types; the last launch is the scatter.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels import covariance
+from gmm_ivf.kernels.launch import Configs, Sums, device_limits
+from gmm_ivf.kernels.operands import (
+    FULL_GROUP,
+    FULL_STEP,
+    HALF_MODES,
+    NEVER,
+    ROW_STEP,
+    Prepared,
+    Samples,
+    full_panel,
+)
+from gmm_ivf.kernels.passes import Chunks, Moments
+
+# Scratch for the logits of a chunk, and the rows that it has at least and at most.
+LOGIT_BYTES = 64 << 20
+MIN_CHUNK = 16384
+MAX_CHUNK = 1 << 17
+# Panels up to which the rows of a tile stay on chip: 128 features.
+RESIDENT_PANELS = 4
+DISTANCE: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+# Float32 products run on the ordinary units, which large tiles make spill.
+DISTANCE_FP32: dict[str, Any] = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+SHARE: dict[str, Any] = {"BLOCK_N": 512, "num_warps": 4}
+# Features of a tile of the scatter, and the groups of components that one tile of samples serves:
+# the sums of four fit into registers where nothing is split into two parts.
+SCATTER_BLOCK = 64
+SCATTER: dict[str, Any] = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 4}
+LIST_GROUP = 4
+# Programs of the scatter wanted per multiprocessor.
+SCATTER_WAVES = 2
+
+
+def distance_flags(prepared: Prepared, d: int, shared_limit: int) -> dict[str, Any]:
+    """Block sizes of the distances: rows on chip where they fit, else streamed."""
+    mode, width = prepared.mode, full_panel(d)
+    flags = dict(DISTANCE_FP32 if mode == "fp32" else DISTANCE)
+    panels = -(-d // width)
+    item = prepared.quadratic.itemsize * prepared.quadratic.shape[0]
+    tile = width * width * FULL_GROUP * item
+    rows = flags["BLOCK_N"] * width * item
+    pairs = panels * (panels + 1) // 2
+    for stages in (flags["num_stages"], 2):
+        if panels <= RESIDENT_PANELS and rows * panels + stages * pairs * tile <= shared_limit:
+            return {**flags, "PANELS": panels, "num_stages": stages}
+    return {**flags, "PANELS": 0}
+
+
+class FullSweep(Chunks):
+    """Scratch of a sweep for full covariances, and the launches that fill it."""
+
+    def __init__(self, samples: Samples, prepared: Prepared, configs: Configs):
+        components = prepared.components.means.shape[0]
+        self.components = -(-components // FULL_STEP) * FULL_STEP
+        rows = samples.values.shape[1] - ROW_STEP
+        fit = LOGIT_BYTES // (4 * self.components)
+        count = -(-rows // min(MAX_CHUNK, max(MIN_CHUNK, fit)))
+        super().__init__(samples, prepared, configs, -(-rows // count) + ROW_STEP - 1)
+        half = prepared.mode in HALF_MODES
+        self.group = LIST_GROUP if half else 1
+        self.groups = self.components // self.group
+        self.side = -(-samples.n_features // SCATTER_BLOCK) * SCATTER_BLOCK
+        tiles = self.side // SCATTER_BLOCK
+        device = samples.values.device
+        wanted = SCATTER_WAVES * device_limits(device)[2] // (self.groups * tiles)
+        self.slab = -(-self.chunk // max(1, wanted) // ROW_STEP) * ROW_STEP
+        self.flags = distance_flags(prepared, samples.n_features, device_limits(device)[1])
+        self._allocate(samples.values.dtype if half else torch.float32, device)
+
+    def _allocate(self, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (self.components, self.chunk)
+        self._logits = torch.empty(shape, dtype=torch.float32, device=device)
+        self.resp = torch.empty(self.k, self.chunk, dtype=dtype, device=device)
+        # Components past the last are never written.
+        self.resp[self.components :] = 0
+        self.resp_strides = (1, self.chunk)
+        self.listed = torch.empty(shape, dtype=dtype, device=device)
+        # The kernel reads one tile ahead.
+        size = self.groups * self.chunk + ROW_STEP
+        self.index = torch.empty(size, dtype=torch.int32, device=device)
+        slabs = -(-self.chunk // self.slab)
+        self.count = torch.empty(self.groups, slabs, dtype=torch.int32, device=device)
+        self._spare = self.samples.empty_rows()
+
+    def _distances(self, start: int, chunk: int, norm: Tensor, store: bool) -> None:
+        s, p = self.samples, self.prepared
+        width = full_panel(s.n_features)
+        panels = -(-s.n_features // width)
+        flags: dict[str, Any] = {
+            **self.flags, "MODE": p.mode, "EVEN_D": s.width % width == 0, "STORE": store,
+            "GROUP": FULL_GROUP, "BLOCK_D": width,
+        }  # fmt: skip
+        covariance.distance_kernel[(chunk // flags["BLOCK_N"],)](
+            s.values, p.quadratic, p.tail, p.gain, p.offset, norm, self._logits,
+            start, self.chunk, s.n, self.components, panels, s.width, self.stride,
+            self.part_x, p.quadratic[0].numel() * (self.parts - 1), **flags,
+        )  # fmt: skip
+
+    def norms(self, start: int, chunk: int, norm: Tensor) -> None:
+        """Log-normalisers of a chunk."""
+        self._distances(start, chunk, norm, False)
+
+    def shares(self, start: int, chunk: int, norm: Tensor, given: bool) -> None:
+        """Responsibilities of a chunk, and its log-normalisers unless they are given."""
+        self._distances(start, chunk, self._spare if given else norm, True)
+        flags: dict[str, Any] = {**SHARE, "GROUP": self.group, "BLOCK_L": SCATTER["BLOCK_N"]}
+        covariance.share_kernel[(self.groups, self.count.shape[1])](
+            self._logits, norm, self.resp, self.listed, self.index, self.count,
+            start, self.slab, self.chunk, chunk, **flags,
+        )  # fmt: skip
+
+    def logits(self, start: int, chunk: int) -> Tensor:
+        """Logits of a chunk, (chunk, K')."""
+        self._distances(start, chunk, self._spare, True)
+        out = self._logits.new_full((self.chunk, self.k), NEVER)
+        out[:, : self.components] = self._logits.T
+        return out
+
+
+class FullMoments(Moments):
+    """Sums about the origin, and the scatter of each component about its reference point."""
+
+    def __init__(self, sweep: FullSweep):
+        super().__init__(sweep)
+        self.full = sweep
+        shape = (sweep.count.shape[1], sweep.components, sweep.side, sweep.side)
+        self.s2 = self.s1.new_zeros(shape)
+
+    def add(self, start: int, chunk: int) -> None:
+        """Add those of a chunk, whose responsibilities are there."""
+        super().add(start, chunk)
+        sweep = self.full
+        tiles = sweep.side // SCATTER_BLOCK
+        self._scatter(start, tiles, True)
+        if tiles > 1:
+            self._scatter(start, tiles * (tiles - 1) // 2, False)
+
+    def _scatter(self, start: int, tiles: int, square: bool) -> None:
+        sweep, samples = self.full, self.full.samples
+        flags: dict[str, Any] = {
+            **SCATTER, "MODE": sweep.prepared.mode, "EVEN_D": samples.width % SCATTER_BLOCK == 0,
+            "SQUARE": square, "GROUP": sweep.group, "BLOCK_D": SCATTER_BLOCK,
+        }  # fmt: skip
+        covariance.scatter_kernel[(sweep.groups, sweep.count.shape[1], tiles)](
+            samples.values[:, start:], sweep.prepared.linear, sweep.listed, sweep.index,
+            sweep.count, self.s2, sweep.slab, sweep.chunk, sweep.components, samples.width,
+            sweep.stride, sweep.wide, sweep.side, sweep.part_x, **flags,
+        )  # fmt: skip
+
+    def totals(self) -> Sums:
+        """The sums of all chunks, the second ones about the means."""
+        sums = super().totals()
+        components = self.full.prepared.components
+        (k, d), means = components.means.shape, components.means
+        scatter = self.s2[:, :k, :d, :d].sum(0, dtype=torch.float64)
+        scatter *= 2.0**-covariance.LIST_LIFT
+        point = self.full.prepared.linear[0, :k, :d].double()
+        # One operand was centred at the point (half precision) or both: from there to the means.
+        first = sums.first - sums.count[:, None] * point
+        other = means if self.full.prepared.mode in HALF_MODES else means - point
+        about = sums.first - sums.count[:, None] * means
+        left = torch.stack([first, means - point], dim=2)
+        scatter.baddbmm_(left, torch.stack([other, about], dim=1), alpha=-1)
+        return Sums(sums.count, sums.first, scatter.triu() + scatter.triu(1).mT)
