@@ -27,6 +27,18 @@ class Chain:
         """Whether every transform is."""
         return all(step.is_trained for step in self._steps())
 
+    def equals(self, other: "Chain | None") -> bool:
+        """Whether another chain transforms alike, bit for bit."""
+        return other is not None and np.array_equal(self._bytes(), other._bytes())
+
+    def _bytes(self) -> np.ndarray:
+        """The transforms, serialised with an index that holds nothing."""
+        steps = self._steps()
+        bare = faiss.IndexPreTransform(faiss.IndexFlatL2(steps[-1].d_out))
+        for step in reversed(steps):
+            bare.prepend_transform(step)
+        return faiss.serialize_index(bare)
+
     def train(self, rows: np.ndarray) -> np.ndarray:
         """Train those transforms that are not yet, in order; return the rows transformed."""
         for step in self._steps():

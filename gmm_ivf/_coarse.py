@@ -7,7 +7,7 @@ import numpy as np
 
 from gmm_ivf._faiss import faiss
 from gmm_ivf._graph import WithGraph, graph_search
-from gmm_ivf._vectors import as_matrix, check_rows, unit_rows
+from gmm_ivf._vectors import as_matrix, check_rows, spans, unit_rows
 
 # FAISS forms |x|^2 + |c|^2 - 2<x, c> in float32, with an error of about 2**-22 of the squared norm.
 # Past this ratio of |centre|^2 to the variance about it (an offset of 8 standard deviations) that
@@ -180,3 +180,26 @@ class CoarseRanker:
     def nearest(self, rows: np.ndarray) -> np.ndarray:
         """List of the best mean of every row, (n,) int64."""
         return self.search(rows, 1)[1][:, 0]
+
+    def distances(self, rows: np.ndarray, lists: np.ndarray) -> np.ndarray:
+        """Squared L2 distances, or inner products, of rows to means of the caller's choice.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (n, d), float32
+        lists : ndarray of shape (n, m), int64
+            -1 for none; the distance is that to mean 0 then.
+
+        Returns
+        -------
+        ndarray of shape (n, m), float32
+        """
+        product = self._flat.metric_type == faiss.METRIC_INNER_PRODUCT
+        points = rows if product else self.points(rows)
+        found = np.empty(lists.shape, np.float32)
+        for where in spans(len(rows), self._flat.d * lists.shape[1]):
+            means = self.table[np.maximum(lists[where], 0)].astype(np.float64)
+            near = points[where][:, None]
+            pair = (means, near) if product else (means - near, means - near)
+            found[where] = np.einsum("nmd,nmd->nm", *np.broadcast_arrays(*pair))
+        return found

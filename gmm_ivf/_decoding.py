@@ -31,6 +31,33 @@ def list_codes(ivf: Any, number: int, offsets: np.ndarray) -> np.ndarray:
     return chosen
 
 
+def check_in_memory(ivf: Any) -> None:
+    """Refuse an index whose lists lie in a file, with ValueError."""
+    lists = faiss.downcast_InvertedLists(ivf.invlists)
+    if not isinstance(lists, faiss.ArrayInvertedLists):
+        raise ValueError(
+            f"the lists are {type(lists).__name__}, which lie in a file: read the index into "
+            "memory first."
+        )
+
+
+def template_bytes(ivf: Any) -> np.ndarray:
+    """A serialised index without its entries and search options: centroids and codec, uint8."""
+    lists, owned = ivf.invlists, ivf.own_invlists
+    entries, nprobe = ivf.ntotal, ivf.nprobe
+    empty = faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size)
+    # Ownership is given up first: FAISS frees lists that it owns when others replace them.
+    ivf.own_invlists = False
+    try:
+        ivf.replace_invlists(empty, False)
+        ivf.ntotal, ivf.nprobe = 0, 1
+        return faiss.serialize_index(ivf)
+    finally:
+        ivf.own_invlists = False
+        ivf.replace_invlists(lists, owned)
+        ivf.ntotal, ivf.nprobe = entries, nprobe
+
+
 class EntryMap:
     """All entries of an index by id; holds as long as nothing is added or removed.
 

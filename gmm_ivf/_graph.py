@@ -100,7 +100,6 @@ class WithGraph:
         ValueError
             When it is no graph of that many means with those links.
         """
-        graph = faiss.downcast_index(graph)
         links = links_of(self.coarse)
         shape = [getattr(graph, name, None) for name in ("ntotal", "d", "metric_type")]
         wanted = [getattr(self, name) for name in ("ntotal", "d", "metric_type")]

@@ -96,6 +96,20 @@ class IdSet:
             found |= (place >= 0) & (ids < ends[place])
         return found
 
+    def to_array(self) -> np.ndarray:
+        """The ids in order, (len,) int64."""
+        starts, ends = self.intervals
+        sizes = ends - starts
+        before = np.cumsum(sizes) - sizes
+        return np.arange(len(self)) + np.repeat(starts - before, sizes)
+
+    def first_shared(self, other: "IdSet") -> int | None:
+        """The smallest id that both sets hold, or None."""
+        starts, low = self.intervals[0], other.intervals[0]
+        # Intervals that overlap do so where one of the two begins.
+        shared = np.concatenate([starts[other.contains(starts)], low[self.contains(low)]])
+        return int(shared.min()) if shared.size else None
+
     def add(self, ids: np.ndarray) -> None:
         """Put in ids that are unique and not yet there."""
         if not ids.size:

@@ -164,6 +164,23 @@ class Layout(Protocol):
         """Find all vectors within a radius: (lims (n + 1,) int64, distances, labels, cost)."""
         ...
 
+    def search_lists(
+        self, rows: np.ndarray, k: int, lists: np.ndarray, distances: Any, options: ProbeOptions
+    ) -> Results:
+        """As `search`, in lists (n, m) int64 of the caller, -1 for none.
+
+        `distances` (n, m) float32 are those of the rows to the means, or None to compute them.
+        """
+        raise NotImplementedError("this layout has no lists that a caller could choose.")
+
+    def check_mergeable(self, other: "Layout") -> None:
+        """Raise ValueError when the codes of another layout cannot move here."""
+        raise NotImplementedError("this layout cannot be merged: add the vectors to one index.")
+
+    def merge(self, other: "Layout") -> None:
+        """Take over what another layout stores, which is empty then; it was checked."""
+        raise NotImplementedError("this layout cannot be merged: add the vectors to one index.")
+
     def remove(self, sel: Any) -> int:
         """Remove ids, an array-like or a faiss.IDSelector; return how many vectors went."""
         ...

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._adapter import Adapter
-from gmm_ivf._ids import as_int64
+from gmm_ivf._ids import as_int64, check_ids
 from gmm_ivf._vectors import block, check_rows, spans
 from gmm_ivf.assignment import pairs_of_table
 
@@ -115,6 +115,82 @@ class Mutating(Adapter):
         gone = self._layout.remove(sel)
         self._forget_removed()
         return gone
+
+    def update_vectors(self, keys: Any, x: Any) -> None:
+        """Give stored ids other vectors.
+
+        Parameters
+        ----------
+        keys : array-like of shape (n,), integers
+            Ids that are stored, each once.
+        x : array-like of shape (n, d)
+
+        Raises
+        ------
+        ValueError
+            Naming an id that is not stored, or a row that is not finite; nothing is changed then.
+
+        Notes
+        -----
+        Should it be interrupted, the exception has a note that says which ids have which vectors.
+        """
+        layout = self._ready()
+        x = self._matrix(x)
+        keys = check_ids(keys, x.shape[0])
+        unknown = ~layout.contains(keys)
+        if unknown.any():
+            raise ValueError(f"keys must be stored; {keys[unknown.argmax()]} is not: add it.")
+        check_rows(x, "x")
+        for where in spans(*x.shape):
+            self._replace(keys, where, block(x, "x", where))
+        self.index.ntotal = self._ivf.ntotal
+
+    def _replace(self, keys: np.ndarray, where: slice, rows: np.ndarray) -> None:
+        next_id = self._layout.next_id
+        try:
+            self._layout.remove(keys[where])
+            self._forget_removed()
+            self._add_block(rows, keys[where], None)
+        except BaseException as error:
+            self._layout.undo(keys[where], next_id)
+            self._forget_removed()
+            error.add_note(
+                f"update_vectors was stopped: keys[:{where.start}] have their new vectors, "
+                f"keys[{where.start}:{where.stop}] were removed, the others are as before."
+            )
+            raise
+
+    def merge_from(self, other: Any, add_id: int = 0) -> None:
+        """Take over the vectors of another index, which is empty then.
+
+        Parameters
+        ----------
+        other : IndexIVFGMM
+            With the same centroids and the same trained codec: a copy of this one made before
+            either was filled, say. Thresholds and rules may differ.
+        add_id : int, default=0
+            As in FAISS; only 0, since ids have to be unique already.
+
+        Raises
+        ------
+        ValueError
+            Saying what differs, or naming an id that is in both; nothing is changed then.
+        """
+        if not isinstance(other, Mutating) or other is self:
+            raise ValueError(f"other must be another IndexIVFGMM; got {type(other).__name__}.")
+        if add_id != 0:
+            raise ValueError(f"add_id must be 0, so that ids stay what they are; got {add_id!r}.")
+        if (self._originals is None) != (other._originals is None):
+            raise ValueError("other must keep its originals (refine=) if and only if this does.")
+        layout, theirs = self._ready(), other._ready()
+        if self._chain is not None and not self._chain.equals(other._chain):
+            raise ValueError("other must apply the same transforms before its lists.")
+        layout.check_mergeable(theirs)
+        layout.merge(theirs)
+        if self._originals is not None and other._originals is not None:
+            self._originals.add(*other._originals.all())
+        for changed in (self, other):
+            changed._forget_removed()
 
     def reset(self) -> None:
         """Remove all vectors; what was trained stays, and ids start at 0 again."""

@@ -81,6 +81,10 @@ class Originals:
             raise ValueError(f"ids must be stored; {ids[(rows < 0).argmax()]} is not.")
         return self._table[rows]
 
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """All vectors, a view, and their ids."""
+        return self._table, self._ids
+
     @property
     def _table(self) -> np.ndarray:
         n, d = self._flat.ntotal, self._flat.d
@@ -108,7 +112,8 @@ class Originals:
 
     def state(self) -> dict[str, np.ndarray]:
         """Arrays ``"originals"`` (n, d) float32, a view, and ``"original_ids"`` (n,) int64."""
-        return {"originals": self._table, "original_ids": self._ids}
+        rows, ids = self.all()
+        return {"originals": rows, "original_ids": ids}
 
     def restore(self, arrays: dict[str, Any], contains: Callable[[np.ndarray], np.ndarray]) -> None:
         """The inverse of `state`.

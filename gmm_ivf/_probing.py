@@ -3,9 +3,13 @@
 import warnings
 from typing import Any
 
+import numpy as np
+
 from gmm_ivf._faiss import faiss
+from gmm_ivf._ids import as_int64
 from gmm_ivf._layout import ProbeOptions
 from gmm_ivf._vectors import check_count
+from gmm_ivf.assignment import pairs_of_table
 
 # Fields of SearchParametersIVF that change which entries are scanned, with their defaults.
 _OTHER_FIELDS = {
@@ -29,13 +33,15 @@ class Probing:
         self._ivf = ivf
         self._has_warned = False
 
-    def options(self, params: Any) -> ProbeOptions:
+    def options(self, params: Any, nprobe: int | None = None) -> ProbeOptions:
         """Options of one search.
 
         Parameters
         ----------
         params : faiss.SearchParametersIVF or None
             None takes nprobe and max_codes of the wrapped index.
+        nprobe : int, default=None
+            Lists that the caller chose, instead.
 
         Raises
         ------
@@ -51,7 +57,8 @@ class Probing:
         for name, default in _OTHER_FIELDS.items():
             if params is not None and getattr(params, name) != default:
                 raise NotImplementedError(f"params.{name} is not available: leave it unset.")
-        nprobe = self._clamped(check_count(source.nprobe, "nprobe"))
+        if nprobe is None:
+            nprobe = self._clamped(check_count(source.nprobe, "nprobe"))
         parameters = faiss.SearchParametersIVF()
         parameters.nprobe, parameters.max_codes = nprobe, source.max_codes
         if params is not None and params.sel is not None:
@@ -68,3 +75,33 @@ class Probing:
                 stacklevel=4,
             )
         return min(nprobe, nlist)
+
+
+def checked_probes(
+    lists: Any, distances: Any, n: int, nlist: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Lists that a caller chose for n queries, and distances to them if given.
+
+    Returns
+    -------
+    lists : ndarray of shape (n, m), int64
+    distances : ndarray of shape (n, m), float32, or None
+
+    Raises
+    ------
+    ValueError
+        When a shape is wrong, or a list outside [-1, nlist) or twice in a row.
+    """
+    lists = np.asarray(lists)
+    if lists.ndim != 2 or len(lists) != n or not 1 <= lists.shape[1] <= nlist:
+        raise ValueError(
+            f"lists must have shape ({n}, m) with m from 1 to nlist={nlist}; got {lists.shape}."
+        )
+    lists = as_int64(lists, "lists")
+    pairs_of_table(lists, nlist)
+    if distances is None:
+        return lists, None
+    distances = np.ascontiguousarray(distances, np.float32)
+    if distances.shape != lists.shape:
+        raise ValueError(f"coarse_dis must have shape {lists.shape}; got {distances.shape}.")
+    return lists, distances

@@ -6,7 +6,7 @@ import numpy as np
 
 from gmm_ivf._checks import check_no_direct_map
 from gmm_ivf._coarse import CoarseRanker
-from gmm_ivf._decoding import EntryMap, list_ids
+from gmm_ivf._decoding import EntryMap, check_in_memory, list_ids, template_bytes
 from gmm_ivf._faiss import faiss, raw
 from gmm_ivf._ids import ID_LIMIT, IdSet, check_ids, unique_ids
 from gmm_ivf._layout import checked_int
@@ -145,6 +145,32 @@ class CopyStore:
         held = [list_ids(self._ivf, number) for number in range(self._ivf.nlist)]
         ids.add(np.unique(np.concatenate(held)))
         return ids
+
+    def check_mergeable(self, other: "CopyStore") -> None:
+        """Raise ValueError when codec, centroids or ids do not allow `merge`."""
+        mine, theirs = template_bytes(self._ivf), template_bytes(other._ivf)
+        if type(self._ivf) is not type(other._ivf) or not np.array_equal(mine, theirs):
+            raise ValueError(
+                "other must have the same centroids and the same trained codec, bit for bit: "
+                f"{type(other._ivf).__name__} does not go into this {type(self._ivf).__name__}. "
+                "Train one index, copy.copy it while it is empty, and fill the copies."
+            )
+        check_in_memory(self._ivf)
+        check_in_memory(other._ivf)
+        shared = self._ids.first_shared(other._ids)
+        if shared is not None:
+            raise ValueError(f"ids must be in one index only; {shared} is in both.")
+
+    def merge(self, other: "CopyStore") -> None:
+        """Take over all entries of another store, which is empty then; see `check_mergeable`."""
+        ids = other._ids.to_array()
+        self._places = None
+        self._ivf.merge_from(other._ivf, 0)
+        self._ids.add(ids)
+        self.next_id = max(self.next_id, other.next_id)
+        self.max_copies = max(self.max_copies, other.max_copies)
+        self._recount()
+        other.clear()
 
     def decode(self, ids: np.ndarray, ranker: CoarseRanker) -> np.ndarray:
         """Decode the vectors of stored ids; see `EntryMap.decode`."""

@@ -3,17 +3,9 @@
 from typing import Any
 
 _REASONS = {
-    "reconstruct": "keep the vectors yourself, by id",
-    "reconstruct_n": "keep the vectors yourself, by id",
-    "reconstruct_batch": "keep the vectors yourself, by id",
-    "search_and_reconstruct": "use search, and keep the vectors yourself, by id",
-    "search_preassigned": "use search, which probes the nearest means",
-    "update_vectors": "use remove_ids and add_with_ids",
-    "merge_from": "add the vectors of the other index",
     "copy_subset_to": "add the vectors to a new index",
     "make_direct_map": "a direct map keeps one place per id and would lose copies",
     "set_direct_map_type": "a direct map keeps one place per id and would lose copies",
-    "to_gpu": "search on the CPU",
 }
 
 

@@ -182,12 +182,21 @@ class ListsLayout(Layout):
 
     def search(self, rows: np.ndarray, k: int, options: ProbeOptions) -> Results:
         """See `Layout`."""
-        return self.search_probes(rows, k, self._probes(rows, options.nprobe), options)
+        return self._search_probes(rows, k, self._probes(rows, options.nprobe), options)
 
-    def search_probes(
+    def search_lists(
+        self, rows: np.ndarray, k: int, lists: np.ndarray, distances: Any, options: ProbeOptions
+    ) -> Results:
+        """See `Layout`."""
+        coarse = np.zeros(len(rows), np.int64)
+        if distances is None:
+            distances = self._ready().ranker.distances(rows, lists)
+            coarse = (lists >= 0).sum(axis=1)
+        return self._search_probes(rows, k, Probes(lists, distances, coarse), options)
+
+    def _search_probes(
         self, rows: np.ndarray, k: int, probes: Probes, options: ProbeOptions
     ) -> Results:
-        """Search given lists; see `Layout.search`."""
         fetch = self._fetch(k, probes.lists.shape[1])
         scanned = self.ivf if self._packed is None else self._packed.index(options)
         distances = np.empty((len(rows), k), np.float32)
@@ -234,6 +243,19 @@ class ListsLayout(Layout):
         """See `Layout`."""
         self._outdate()
         self._store.clear()
+
+    def check_mergeable(self, other: Layout) -> None:
+        """See `Layout`."""
+        if not isinstance(other, ListsLayout):
+            raise ValueError('other must have layout="lists", as this index has.')
+        self._store.check_mergeable(other._store)
+
+    def merge(self, other: Layout) -> None:
+        """See `Layout`."""
+        if isinstance(other, ListsLayout):
+            self._outdate()
+            other._outdate()
+            self._store.merge(other._store)
 
     def check_unchanged(self) -> None:
         """See `Layout`."""

@@ -23,6 +23,18 @@ CODECS = {
         q, q.d, q.nlist, SQ.QT_fp16, metric, True
     ),
     "RaBitQ": lambda q, metric: faiss.IndexIVFRaBitQ(q, q.d, q.nlist, metric),
+    "RaBitQ4": lambda q, metric: faiss.IndexIVFRaBitQ(q, q.d, q.nlist, metric, True, 4),
+    "PQ8": lambda q, metric: faiss.IndexIVFPQ(q, q.d, q.nlist, 2, 8, metric),
+    "SQbf16": lambda q, metric: faiss.IndexIVFScalarQuantizer(
+        q, q.d, q.nlist, SQ.QT_bf16, metric, False
+    ),
+    "Residual": lambda q, metric: faiss.IndexIVFResidualQuantizer(q, q.d, q.nlist, 3, 4, metric),
+    "LocalSearch": lambda q, metric: faiss.IndexIVFLocalSearchQuantizer(
+        q, q.d, q.nlist, 3, 4, metric
+    ),
+    "ProductResidual": lambda q, metric: faiss.IndexIVFProductResidualQuantizer(
+        q, q.d, q.nlist, 2, 2, 4, metric
+    ),
 }
 
 
