@@ -1,6 +1,6 @@
 """One set of samples bound to a device, backend and precision, and EM over it from one start."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from gmm_ivf.kernels import torch_backend
 from gmm_ivf.kernels.components import Components, IllDefinedCovarianceError, Statistics, m_step
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.lloyd import Pass, TorchPass
+from gmm_ivf.memory import Result, needed, with_fitting_tiles
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import DATA_REACH, INSIDE, Rows
 
@@ -88,7 +89,8 @@ class Engine:
     def resident(self, dtype: torch.dtype) -> Tensor:
         """All samples in the frame, kept on the device."""
         if dtype not in self._resident:
-            whole = torch.empty(self.rows.n, self.rows.d, dtype=dtype, device=self.device)
+            with needed("all samples", self.rows.n * self.rows.d * dtype.itemsize):
+                whole = torch.empty(self.rows.n, self.rows.d, dtype=dtype, device=self.device)
             for start, stop in self.rows.spans(self.tile_rows(1)):
                 tile = self.rows.tile(start, stop, self.frame, dtype, self.device, None)
                 whole[start:stop] = tile
@@ -108,13 +110,22 @@ class Engine:
     ) -> Statistics:
         """Sufficient statistics of all samples about the means of the components."""
         prepared, dtype = self.prepare(components)
-        size = self.tile_rows(len(components.means))
-        return torch_backend.e_step(
-            (tile for _, tile in self.tiles(size, dtype)),
-            prepared,
-            self.total_scatter(self.mode) if components.covariance_type == "tied" else None,
-            respond,
-        )
+        tied = components.covariance_type == "tied"
+        scatter = self.total_scatter(self.mode) if tied else None
+
+        def run(size: int) -> Statistics:
+            tiles = (tile for _, tile in self.tiles(size, dtype))
+            return torch_backend.e_step(tiles, prepared, scatter, respond)
+
+        return self.fitting(run, len(components.means))
+
+    def fitting(self, run: Callable[[int], Result], n_components: int) -> Result:
+        """Result of a pass by the size of its tiles; a size that did not fit is not tried again."""
+        wanted = min(self.tile_rows(n_components), self.rows.n)
+        result, size = with_fitting_tiles(run, wanted)
+        if size < wanted:
+            self.chunk_size = size
+        return result
 
     def begin(self, components: Components) -> None:
         """Get ready for a burst of iterations from the given components."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import torch_backend
+from gmm_ivf.memory import with_fitting_tiles
 
 _COLUMN_ELEMENTS = 1 << 24
 _SUM_ROWS = 1 << 14
@@ -53,7 +54,9 @@ class TorchPass:
         """Counts and sums in float64, squared distances in the dtype of the sample."""
         sample, centers = self.sample, centers.to(self.sample.dtype)
         size = torch_backend.tile_rows(len(centers), sample.shape[1], sample.device)
-        parts = [torch_backend.nearest_means(tile, centers) for tile in sample.split(size)]
+        parts, _ = with_fitting_tiles(
+            lambda rows: [torch_backend.nearest_means(t, centers) for t in sample.split(rows)], size
+        )
         label, distance = (torch.cat(part) for part in zip(*parts, strict=True))
         sums, counts = sums_by_label(sample, label, len(centers))
         return counts, sums, distance

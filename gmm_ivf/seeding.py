@@ -117,16 +117,20 @@ def _hard_statistics(engine: Engine, reference: Components, dtype: torch.dtype) 
     """
     means = reference.means
     k = len(means)
-    s0, s1 = means.new_zeros(k), torch.zeros_like(means)
-    s2 = torch.zeros_like(reference.covariances)
-    for _, tile in engine.tiles(engine.tile_rows(k), dtype):
-        label, _ = torch_backend.nearest_means(tile, means.to(tile.dtype))
-        diff = tile.double() - means[label]
-        sums, counts = sums_by_label(diff, label, k)
-        s0 += counts
-        s1 += sums
-        s2 += _second_moments(diff, label, counts, reference.covariance_type)
-    return Statistics(means.new_zeros(()), s0, s1, s2)
+
+    def run(size: int) -> Statistics:
+        s0, s1 = means.new_zeros(k), torch.zeros_like(means)
+        s2 = torch.zeros_like(reference.covariances)
+        for _, tile in engine.tiles(size, dtype):
+            label, _ = torch_backend.nearest_means(tile, means.to(tile.dtype))
+            diff = tile.double() - means[label]
+            sums, counts = sums_by_label(diff, label, k)
+            s0 += counts
+            s1 += sums
+            s2 += _second_moments(diff, label, counts, reference.covariance_type)
+        return Statistics(means.new_zeros(()), s0, s1, s2)
+
+    return engine.fitting(run, k)
 
 
 def _second_moments(diff: Tensor, label: Tensor, counts: Tensor, covariance_type: str) -> Tensor:

@@ -110,19 +110,24 @@ class TiledMixture:
         if dtype is None:
             narrow = rows.fits_float32 and (rows.is_tensor or not rows.is_half)
             dtype = torch.float32 if narrow else torch.float64
-        parts = []
         with torch_backend.exact_float32():
             components = self._components(frame, device)
             prepared, tile_dtype = engine.prepare(components)
             kernels = _kernels(components, engine.mode) if name == "triton" and not dense else None
-            for start, stop in rows.spans(engine.tile_rows(len(self.weights_))):
-                tile = rows.tile(start, stop, frame, tile_dtype, device, engine.reach)
-                # A float64 tile where float32 was asked for holds samples that no mode serves.
-                if kernels and tile.dtype == torch.float32:
-                    part = function(*kernels, tile)
-                else:
-                    part = function(torch_backend, prepared, tile)
-                parts.append(part.to(rows.device or "cpu", dtype))
+
+            def run(size: int) -> list[Tensor]:
+                parts = []
+                for start, stop in rows.spans(size):
+                    tile = rows.tile(start, stop, frame, tile_dtype, device, engine.reach)
+                    # A float64 tile where float32 was asked for holds samples no mode serves.
+                    if kernels and tile.dtype == torch.float32:
+                        part = function(*kernels, tile)
+                    else:
+                        part = function(torch_backend, prepared, tile)
+                    parts.append(part.to(rows.device or "cpu", dtype))
+                return parts
+
+            parts = engine.fitting(run, len(self.weights_))
         out = torch.cat(parts)
         return out if rows.is_tensor else out.numpy()
 

@@ -14,6 +14,7 @@ from gmm_ivf.kernels.hard import HardPass
 from gmm_ivf.kernels.loop import Loop
 from gmm_ivf.kernels.operands import Samples
 from gmm_ivf.lloyd import Pass, TorchPass
+from gmm_ivf.memory import needed
 
 
 class TritonEngine(Engine):
@@ -42,7 +43,10 @@ class TritonEngine(Engine):
         self.mode = mode
         if self._samples is None or self._samples.mode != self.mode:
             self._norm = self._loop = None
-            self._samples = em.stage(self._whole(), self.mode)
+            whole = self._whole()
+            # Two parts in the storage type, and copies on the way there.
+            with needed("the samples that the kernels read", 4 * whole.numel()):
+                self._samples = em.stage(whole, self.mode)
             # What the start read of them may go.
             self._resident.clear()
         return self._samples

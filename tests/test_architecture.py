@@ -12,6 +12,7 @@ CHAIN = (
     "params",
     "_sections",
     "rows",
+    "memory",
     "lloyd",
     "engine",
     "truncation",
