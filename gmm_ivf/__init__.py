@@ -19,9 +19,20 @@ _HOME = {
     "GaussianMixture": "gmm_ivf.estimator",
     "IndexIVFGMM": "gmm_ivf.index",
     "diagnose": "gmm_ivf.diagnosis",
+    "index_factory": "gmm_ivf.factory",
+    "read_index": "gmm_ivf.io",
+    "write_index": "gmm_ivf.io",
 }
 
-__all__ = ["GMMQuantizer", "GaussianMixture", "IndexIVFGMM", "diagnose"]
+__all__ = [
+    "GMMQuantizer",
+    "GaussianMixture",
+    "IndexIVFGMM",
+    "diagnose",
+    "index_factory",
+    "read_index",
+    "write_index",
+]
 
 
 def __getattr__(name: str):

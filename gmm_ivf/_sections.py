@@ -269,7 +269,7 @@ class Sections:
 
     def _check(self, name: str, value: np.ndarray) -> None:
         digest = hashlib.sha256()
-        flat = value.reshape(-1).view(np.uint8)
+        flat: Any = value.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, _CHUNK_BYTES):
             digest.update(memoryview(flat[start : start + _CHUNK_BYTES]))
         if digest.hexdigest() != self._known(name).sha256:

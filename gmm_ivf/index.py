@@ -13,6 +13,7 @@ from gmm_ivf._checks import (
     checked_refine,
     referenced_by,
 )
+from gmm_ivf._converting import Converting
 from gmm_ivf._faiss import faiss
 from gmm_ivf._making import make_layout
 from gmm_ivf._mutating import Mutating
@@ -25,7 +26,7 @@ from gmm_ivf.quantizer import GMMQuantizer
 from gmm_ivf.rules import Rule
 
 
-class IndexIVFGMM(Searching, Mutating, Unsupported):
+class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
     """An IVF index that stores vectors near a boundary in several lists.
 
     The first list of a vector is that of its nearest mean, as in stock FAISS; a rule chooses

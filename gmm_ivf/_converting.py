@@ -1,0 +1,94 @@
+"""Other forms of an `IndexIVFGMM`: its name, a plain FAISS index, a copy on a GPU."""
+
+from typing import Any
+
+from gmm_ivf._adapter import Adapter
+from gmm_ivf._description import Description, codec_name, prefix_names
+from gmm_ivf._export import single_assigned
+from gmm_ivf._graph import links_of
+from gmm_ivf.gpu import GpuIndexIVFGMM
+from gmm_ivf.lists import ListsLayout
+
+
+class Converting(Adapter):
+    """The methods that make something else of an index."""
+
+    _refine: str | None
+    #: Names of the transforms where a file gave them: FAISS forgets which one was OPQ.
+    _prefixes: tuple[str, ...] | None = None
+
+    @property
+    def description(self) -> str | None:
+        """What `index_factory` makes such an index of, None where it has no name for it.
+
+        It does not say rule and threshold, nor the options of the mixture.
+        """
+        options = self._layout.options()
+        codec = codec_name(self._ivf, options.get("fast_scan", False))
+        prefixes = self._prefixes or prefix_names(self.index)
+        if codec is None or prefixes is None:
+            return None
+        described = Description(
+            prefixes=prefixes,
+            nlist=self.nlist,
+            max_lists=options.get("max_lists", 1),
+            cells=False,
+            links=None,
+            hnsw=links_of(self.quantizer.coarse),
+            codec=codec,
+            refine=self._refine is not None,
+        )
+        return str(described)
+
+    def to_faiss(self) -> Any:
+        """Copy the vectors into a plain FAISS index, each in the list of its nearest mean only.
+
+        ``faiss.write_index`` writes it for programs without gmm_ivf.
+
+        Returns
+        -------
+        faiss.Index
+            Of the type of `index`, with the same ids and codes. What a codec lost is lost for
+            telling the nearest mean, too. A FastScan copy and originals are left behind: convert
+            and refine it by FAISS.
+
+        Raises
+        ------
+        NotImplementedError
+            For layout "cells", whose lists are not those of the means, and where FAISS cannot
+            decode the codes of an index with copies.
+        """
+        layout = self._ready()
+        if not isinstance(layout, ListsLayout):
+            raise NotImplementedError(
+                f"{type(layout).__name__} has no lists of the means: add the vectors to an index "
+                'of layout="lists".'
+            )
+        return single_assigned(
+            self.index, layout.ivf, layout._ready().ranker, layout.max_copies > 1
+        )
+
+    def to_gpu(self, device: int = 0, resources: Any = None) -> GpuIndexIVFGMM:
+        """Copy the index to a GPU, for searching there.
+
+        Parameters
+        ----------
+        device : int, default=0
+            GPU by number.
+        resources : faiss.StandardGpuResources, default=None
+            None makes new ones.
+
+        Returns
+        -------
+        GpuIndexIVFGMM
+            With `search`, `nprobe` and `last_search` as here.
+
+        Raises
+        ------
+        RuntimeError
+            When faiss has no GPU support.
+        NotImplementedError
+            Naming what faiss-gpu does not support: codecs other than Flat, SQ and PQ of 8 bits,
+            layout "cells", an HNSW graph over the means.
+        """
+        return GpuIndexIVFGMM(self, device, resources)

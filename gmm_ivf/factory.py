@@ -1,0 +1,94 @@
+"""`index_factory`: an `IndexIVFGMM` from a description in FAISS's manner."""
+
+from typing import Any
+
+from gmm_ivf._checks import checked_ivf
+from gmm_ivf._description import Description, parse
+from gmm_ivf._faiss import check_metric, faiss
+from gmm_ivf._vectors import check_count
+from gmm_ivf.index import IndexIVFGMM
+from gmm_ivf.quantizer import GMMQuantizer
+from gmm_ivf.rules import Rule
+
+
+def index_factory(
+    d: int,
+    description: str,
+    metric: int = faiss.METRIC_L2,
+    *,
+    rule: str | Rule = "responsibility",
+    tau: float | None = None,
+    replication: float | None = None,
+    **gmm_options: Any,
+) -> IndexIVFGMM:
+    """Make an empty, untrained index.
+
+    Parameters
+    ----------
+    d : int
+        Dimensions of the vectors.
+    description : str
+        ``[prefix,]GMM<K>[x<max_lists> | cells<links>][_HNSW<M>],<codec>[,RFlat]``, such as
+        ``"GMM1024,Flat"``, ``"GMM1024x2,PQ32"`` or ``"OPQ32,GMM4096cells128,PQ32,RFlat"``.
+
+        - Prefixes are those of FAISS: OPQ<M>[_<d>], PCA[W][R]<d>, RR<d>, L2norm. The mixture is
+          fitted on transformed vectors.
+        - K components. Without a suffix each vector is in one list; ``x<max_lists>`` stores it in
+          up to as many; ``cells`` is that layout, with as many links per component.
+        - ``_HNSW<M>`` searches the means by a graph.
+        - Codecs are named as in FAISS: Flat, SQ8, SQ6, SQ4, SQfp16, SQbf16, PQ<M>[x<bits>],
+          RaBitQ[<bits>]; and for FastScan PQ<M>x4fs, PQ<M>x4fsr, RaBitQfs.
+        - ``RFlat`` keeps the vectors, too, and ranks the best by exact distances.
+    metric : int, default=faiss.METRIC_L2
+    rule, tau, replication
+        As in `IndexIVFGMM`, for ``x<max_lists>``.
+    **gmm_options
+        Options of `GMMQuantizer`, such as ``random_state`` and ``covariance_type``.
+
+    Returns
+    -------
+    IndexIVFGMM
+        Its `description` says the same, or None for what has no such name.
+
+    Raises
+    ------
+    ValueError
+        Naming the token that is at fault, and what may stand there.
+    NotImplementedError
+        For what cannot be done.
+    """
+    parsed = parse(description)
+    check_count(d, "d")
+    index = _stock(d, parsed, check_metric(metric), description)
+    ivf = checked_ivf(index)
+    if isinstance(ivf, faiss.IndexIVFPQ):
+        # It would order the codes for filtering by Hamming distance, which nothing here does.
+        ivf.do_polysemous_training = False
+        ivf.by_residual = not parsed.fast_scan or parsed.codec.endswith("r")
+    if parsed.hnsw:
+        gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
+    q = GMMQuantizer(ivf.d, parsed.nlist, metric, **gmm_options)
+    q.attach(index)
+    return IndexIVFGMM(
+        index,
+        q,
+        rule=rule,
+        tau=tau,
+        replication=replication,
+        max_lists=parsed.max_lists,
+        fast_scan=parsed.fast_scan,
+        refine="flat" if parsed.refine else None,
+    )
+
+
+def _stock(d: int, parsed: Description, metric: int, text: str) -> Any:
+    """The FAISS index that is wrapped, over a quantizer of FAISS's own."""
+    tokens = [*parsed.prefixes, f"IVF{parsed.nlist}", parsed.plain_codec]
+    try:
+        return faiss.index_factory(d, ",".join(tokens), metric)
+    except RuntimeError as error:
+        reason = str(error).split("Error: ")[-1].strip()
+        raise ValueError(
+            f"description {text!r}: FAISS does not make {','.join(tokens)} of {d} dimensions "
+            f"({reason})."
+        ) from error

@@ -1,0 +1,151 @@
+"""`index_factory` and `IndexIVFGMM.description`."""
+
+import faiss
+import numpy as np
+import pytest
+
+from gmm_ivf import IndexIVFGMM, index_factory, read_index, write_index
+from gmm_ivf.rules import Air
+
+OPTIONS = {"random_state": 0, "tol": 1e-2}
+#: Descriptions, and the FAISS index that is wrapped.
+KINDS = {
+    "GMM16,Flat": "IndexIVFFlat",
+    "GMM16x2,Flat": "IndexIVFFlat",
+    "GMM8x4,SQ8": "IndexIVFScalarQuantizer",
+    "GMM8,SQ6": "IndexIVFScalarQuantizer",
+    "GMM8,SQ4": "IndexIVFScalarQuantizer",
+    "GMM8,SQfp16": "IndexIVFScalarQuantizer",
+    "GMM8,SQbf16": "IndexIVFScalarQuantizer",
+    "GMM8x2,PQ4x5": "IndexIVFPQ",
+    "GMM8x2,PQ4x4fs": "IndexIVFPQ",
+    "GMM8x2,PQ4x4fsr": "IndexIVFPQ",
+    "GMM8,RaBitQ": "IndexIVFRaBitQ",
+    "GMM8,RaBitQ4": "IndexIVFRaBitQ",
+    "GMM8x2,RaBitQfs": "IndexIVFRaBitQ",
+    "GMM8x2,PQ4x4,RFlat": "IndexIVFPQ",
+    "OPQ4,GMM8,PQ4x4": "IndexIVFPQ",
+    "OPQ2_4,GMM8,PQ2x4": "IndexIVFPQ",
+    "PCA4,GMM8x2,Flat": "IndexIVFFlat",
+    "PCAR4,GMM8,Flat": "IndexIVFFlat",
+    "PCAW4,GMM8,Flat": "IndexIVFFlat",
+    "PCAWR4,GMM8,Flat": "IndexIVFFlat",
+    "RR8,GMM8,Flat": "IndexIVFFlat",
+    "L2norm,GMM8,SQ8,RFlat": "IndexIVFScalarQuantizer",
+    "PCA4,L2norm,GMM8x2,SQ8": "IndexIVFScalarQuantizer",
+    "GMM20x2_HNSW16,SQ8": "IndexIVFScalarQuantizer",
+}
+
+
+@pytest.mark.parametrize("text", KINDS)
+def test_descriptions_round_trip(text):
+    index = index_factory(8, text, **OPTIONS)
+    assert type(index) is IndexIVFGMM
+    assert type(index._ivf).__name__ == KINDS[text]
+    assert index.description == text
+    again = index_factory(8, index.description)
+    assert (again.d, again.nlist, again.max_lists) == (8, index.nlist, index.max_lists)
+    assert not index.is_trained
+
+
+@pytest.mark.parametrize(
+    "text", [text for text in KINDS if not text.startswith("OPQ")] + ["OPQ2_4,GMM8,PQ2x6"]
+)
+def test_what_is_made_works(blobs, tmp_path, text):
+    x = blobs(900, 8)
+    index = index_factory(8, text, **OPTIONS)
+    if type(index.index) is faiss.IndexIVFPQ:
+        index.index.pq.cp.niter = 2  # enough to work
+    index.train(x)
+    index.add(x)
+    index.nprobe = index.nlist
+    found = index.search(x[:100], 10)[1]
+    assert all(len(set(row)) == 10 for row in found)
+    # The coarsest of these codecs are for a tenth of the bytes.
+    assert (found == np.arange(100)[:, None]).any(axis=1).mean() > 0.3
+    assert index.description == text
+    write_index(index, tmp_path / "f")
+    read = read_index(tmp_path / "f")
+    assert read.description == text
+    np.testing.assert_array_equal(read.search(x[:100], 10)[1], found)
+
+
+def test_hard_assignment_is_stock_faiss(blobs):
+    x = blobs(600, 8)
+    index = index_factory(8, "GMM10,SQ8", **OPTIONS)
+    index.train(x)
+    index.add(x)
+    stock = faiss.IndexIVFScalarQuantizer(
+        faiss.clone_index(index.quantizer), 8, 10, faiss.ScalarQuantizer.QT_8bit
+    )
+    stock.train(x)
+    stock.add(x)
+    stock.nprobe = index.nprobe = 3
+    np.testing.assert_array_equal(index.search(x[:50], 5)[1], stock.search(x[:50], 5)[1])
+
+
+def test_spellings_of_one_thing():
+    assert index_factory(8, "GMM8x1,PQ4x8").description == "GMM8,PQ4"
+    assert index_factory(8, "GMM2x4,Flat").description == "GMM2x2,Flat"  # no more lists than K
+
+
+def test_metric_and_options(blobs):
+    index = index_factory(
+        8, "GMM6x3,Flat", faiss.METRIC_INNER_PRODUCT, rule=Air(0.7), covariance_type="diag"
+    )
+    assert index.metric_type == faiss.METRIC_INNER_PRODUCT
+    assert index.quantizer._options["covariance_type"] == "diag"
+    assert "rule=Air(lambda_=0.7" in repr(index)
+    index = index_factory(8, "GMM6x3,Flat", replication=2.5, **OPTIONS)
+    index.train(blobs(500, 8))
+    index.add(blobs(500, 8))
+    assert index.stats()["entries_per_vector"] == pytest.approx(2.5, abs=0.02)
+
+
+def test_what_has_no_description(trained, blobs):
+    q = trained(blobs(200, 8), 4)
+    for stock in (
+        faiss.IndexIVFLocalSearchQuantizer(q, 8, 4, 2, 4),
+        faiss.IndexIVFPQ(q, 8, 4, 4, 4),
+    ):
+        stock.by_residual = False
+        assert IndexIVFGMM(stock, q).description is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("IVF8,Flat", r"must hold one GMM<K>; it has 0. The form is \[prefix,\]GMM<K>"),
+        ("GMM8,GMM8,Flat", "must hold one GMM<K>; it has 2"),
+        ("GMM8", "'' is not a codec"),
+        ("GMM8,Flet", r"'Flet' is not a codec \(Flat, SQ8"),
+        ("GMM8,PQ4x4fs_64", "'PQ4x4fs_64' is not a codec"),
+        ("GMM8,RaBitQfs4", "'RaBitQfs4' is not a codec"),
+        ("GMM8,LSQ4x4", "'LSQ4x4' is not a codec"),
+        ("GMM,Flat", r"'GMM' is not GMM<K>\[x<max_lists>"),
+        ("GMM0,Flat", "'GMM0' is not GMM<K>"),
+        ("GMM8x,Flat", "'GMM8x' is not"),
+        ("GMM8x2cells4,Flat", "'GMM8x2cells4' is not"),
+        ("GMM8_HNSW,Flat", "'GMM8_HNSW' is not"),
+        ("OPX4,GMM8,Flat", r"'OPX4' is not a prefix \(OPQ<M>"),
+        ("GMM8,Flat,Refine(SQ8)", r"'Refine\(SQ8\)' is not RFlat"),
+        ("GMM8,Flat,RFlat,RFlat", "'RFlat,RFlat' is not RFlat"),
+        ("GMM8,PQ5", r"FAISS does not make IVF8,PQ5 of 8 dimensions \(.*multiple"),
+        ("", "must hold one GMM<K>"),
+        (None, "must be a string"),
+    ],
+)
+def test_errors_name_the_token(text, message):
+    with pytest.raises(ValueError, match=message):
+        index_factory(8, text)
+
+
+def test_other_bad_arguments():
+    with pytest.raises(ValueError, match="d must be an integer of at least 1; got 0"):
+        index_factory(0, "GMM8,Flat")
+    with pytest.raises(ValueError, match="metric must be"):
+        index_factory(8, "GMM8,Flat", faiss.METRIC_L1)
+    with pytest.raises(TypeError, match="no option 'n_iter'"):
+        index_factory(8, "GMM8,Flat", n_iter=3)
+    with pytest.raises(ValueError, match="replication=3 exceeds max_lists=1"):
+        index_factory(8, "GMM8,Flat", replication=3)
