@@ -2,7 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -24,6 +25,7 @@ from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
 from gmm_ivf.rows import Rows
+from gmm_ivf.truncation import LARGEST_BOUND, TruncatedTorchEngine, new_run, truncation_report
 
 
 class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimator):
@@ -75,6 +77,12 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         Both backends are repeatable bit by bit on one machine with or without it.
     chunk_size : int or None, default=None
         Samples of a tile; None bounds the tile by memory.
+    truncation : float in (0, 0.01] or None, default=None
+        Leave out components of little responsibility where that costs at most so many nats per
+        sample and iteration, on average; 1e-4 is a good value. What is left out is measured: an
+        iteration that would exceed the bound is done with all components. Pays on the Triton
+        backend for thousands of components (spherical, diag and tied; up to 256 features, 128 for
+        diag); torch computes all responsibilities all the same.
 
     Attributes
     ----------
@@ -105,7 +113,10 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     center_ : ndarray of shape (D,), float64
         Subtracted from the samples inside.
     fit_report_ : dict
-        "init_seconds", "fit_seconds" and "init_share", the share of the start in the whole.
+        "init_seconds", "fit_seconds" and "init_share", the share of the start in the whole. With
+        `truncation` also, for each iteration, "discarded_mass" (responsibility left out, a mean
+        over samples), "discarded_nats" (the same as ``-log(1 - mass)``), "visited_share" (of the
+        components), and "exact_iterations", the number of those that visited all.
 
     See Also
     --------
@@ -146,6 +157,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         "precision": [StrOptions(set(PRECISIONS))],
         "deterministic": ["boolean"],
         "chunk_size": [Interval(Integral, 1, None, closed="left"), None],
+        "truncation": [Interval(Real, 0.0, LARGEST_BOUND, closed="right"), None],
     }
 
     def __init__(
@@ -169,6 +181,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         precision="auto",
         deterministic=False,
         chunk_size=None,
+        truncation=None,
     ):
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -188,6 +201,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         self.precision = precision
         self.deterministic = deterministic
         self.chunk_size = chunk_size
+        self.truncation = truncation
 
     def fit(self, X: Any, y: Any = None) -> "GaussianMixture":
         """Estimate the parameters with EM.
@@ -245,6 +259,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         rng = check_random_state(self.random_state)
         best = -np.inf
         init_seconds = 0.0
+        extra: dict[str, Any] = {}
         for number in range(1 if resume else self.n_init):
             start = time.perf_counter()
             if resume:
@@ -254,7 +269,8 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             init_seconds += time.perf_counter() - start
             check_reach(components)
             previous = self.lower_bound_ if resume else -np.inf
-            run = Run(components, self.reg_covar / engine.frame.scale**2, previous)
+            reg_covar = self.reg_covar / engine.frame.scale**2
+            run = new_run(components, reg_covar, previous, self.truncation)
             try:
                 for _ in self._progress(run.iterate(engine, self.max_iter, self.tol), number):
                     pass
@@ -266,11 +282,13 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             if number == 0 or run.bound > best:
                 best = run.bound
                 self._store(run, engine)
+                extra = truncation_report(run)
         total = time.perf_counter() - started
         self.fit_report_ = {
             "init_seconds": init_seconds,
             "fit_seconds": total,
             "init_share": init_seconds / total,
+            **extra,
         }
         self._warn(rows.n)
         return self
@@ -278,15 +296,25 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     def _engine(self, rows: Rows) -> Engine:
         """The passes that EM is made of, on the device and backend that are to run."""
         device, backend, candidates = self._resolve(rows)
+        kind = self._engine_type(backend, candidates, rows.d)
         if device.type == "cuda":
             rows = rows.on_gpu(device)
-        engine = Engine
-        if backend == "triton":
-            # Imported only where it runs: triton may not be installed.
-            from gmm_ivf.triton_engine import TritonEngine
+        return kind(rows, rows.scan(device), device, candidates, self.chunk_size)
 
-            engine = TritonEngine
-        return engine(rows, rows.scan(device), device, candidates, self.chunk_size)
+    def _engine_type(
+        self, backend: str, candidates: tuple[str, ...], d: int
+    ) -> Callable[..., Engine]:
+        bound = self.truncation
+        if backend == "torch":
+            return Engine if bound is None else partial(TruncatedTorchEngine, bound=bound)
+        # Imported only where they run: triton may not be installed.
+        from gmm_ivf.triton_engine import TritonEngine
+        from gmm_ivf.truncated_engine import TruncatedEngine, check_truncation
+
+        if bound is None:
+            return TritonEngine
+        check_truncation(self.covariance_type, candidates, d)
+        return partial(TruncatedEngine, bound=bound)
 
     def _check_resumable(self, d: int) -> None:
         """Refuse a warm start from parameters of other shapes."""

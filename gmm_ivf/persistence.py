@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from gmm_ivf.params import MixtureParams
 from gmm_ivf.tiled import TiledMixture
 
-_SAVED_OPTIONS = ("tol", "reg_covar", "max_iter", "n_init", "init_params")
+_SAVED_OPTIONS = ("tol", "reg_covar", "max_iter", "n_init", "init_params", "truncation")
 _SAVED_RESULTS = ("converged_", "n_iter_", "lower_bound_", "lower_bounds_")
 
 

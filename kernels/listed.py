@@ -175,7 +175,7 @@ def listed_moment_kernel(
         at = tile_at(x, tile * BLOCK_N, cols, stride, BLOCK_N)
         xt = load_tile(at, cols, d, EVEN_D)
         x_low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt
-        half = tl.load(half_norm + rows) if COV == "spherical" else 0.0
+        half = tl.load(half_norm + rows)
         logits = row_logits(
             xt, x_low, half, b, q, part_b, gain, offset, ks, cols,
             COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,

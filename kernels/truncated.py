@@ -29,7 +29,7 @@ from gmm_ivf.kernels.launch import (
     specialise,
     total,
 )
-from gmm_ivf.kernels.operands import FUSED_FEATURES, LN2, Prepared, Samples, is_fused
+from gmm_ivf.kernels.operands import LN2, Prepared, Samples
 from gmm_ivf.kernels.tuning import ELEMENT_BYTES, MAX_ACCUMULATORS, Config, Problem, accumulators
 
 # Programs of the accumulation per multiprocessor.
@@ -74,17 +74,6 @@ class Lists:
         return self.tile_counts.sum(dtype=torch.float64) / self.tile_blocks.numel()
 
 
-def check_supported(covariance_type: str, mode: str, d: int) -> None:
-    """Raise ValueError for a problem that these kernels do not have."""
-    if not is_fused(covariance_type, mode, d):
-        allowed = {kind: most for kind, most in FUSED_FEATURES.items() if most}
-        raise ValueError(
-            f"truncation: the Triton kernels truncate covariances and numbers of features up to "
-            f"{allowed} in any precision but fp32, got covariance_type={covariance_type!r} with "
-            f'{d} features in {mode}; set truncation=None, or backend="torch".'
-        )
-
-
 def shape_for(samples: Samples, prepared: Prepared) -> Config:
     """Rows of a tile, components of a block, warps and stages for these samples."""
     shared = device_limits(samples.values.device)[1]
@@ -98,6 +87,11 @@ def shape_for(samples: Samples, prepared: Prepared) -> Config:
         if needed <= shared and accumulators(problem, shape) <= MAX_ACCUMULATORS:
             return shape
     return SHAPES[-1]
+
+
+def block_count(prepared: Prepared, shape: Config) -> int:
+    """Blocks of components, without those that are all padding."""
+    return -(-len(prepared.components.means) // shape.block_k)
 
 
 def reorder(components: Components, order: Tensor) -> Components:
@@ -128,7 +122,9 @@ def sort_samples(samples: Samples, order: Tensor) -> Samples:
     return replace(samples, values=values, half_norm=half_norm)
 
 
-def _operands(samples: Samples, prepared: Prepared) -> tuple[Tensor, ...]:
+def _operands(
+    samples: Samples, prepared: Prepared
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
         prepared.gain, prepared.offset,
@@ -153,12 +149,11 @@ def _norms(
 ) -> None:
     """Launch the pass over listed blocks, or all of them, for some tiles."""
     check_match(samples, prepared)
-    blocks = prepared.gain.shape[0] // shape.block_k
     members, counts = (lists.tile_blocks, lists.tile_counts) if lists else (tiles, tiles)
     flags: dict[str, Any] = {"LISTED": lists is not None, "FIND": best is not None}
     listed.norm_kernel[(len(tiles),)](
         *_operands(samples, prepared), tiles, members, counts, out, out if best is None else best,
-        samples.n, blocks, *_strides(samples, prepared),
+        samples.n, block_count(prepared, shape), *_strides(samples, prepared),
         **flags, **specialise(samples, prepared, shape, prepared.linear.shape[2]),
     )  # fmt: skip
 
@@ -196,7 +191,7 @@ def weigh(samples: Samples, prepared: Prepared, guess: Rows, shape: Config) -> t
     """
     check_match(samples, prepared)
     norm = samples.empty_rows()
-    tiles, blocks = -(-samples.n // shape.block_n), prepared.gain.shape[0] // shape.block_k
+    tiles, blocks = -(-samples.n // shape.block_n), block_count(prepared, shape)
     mass = torch.empty(tiles, blocks, dtype=torch.float32, device=norm.device)
     listed.weigh_kernel[(tiles,)](
         *_operands(samples, prepared), guess.norm, norm, mass,
@@ -271,9 +266,10 @@ def listed_sums(
 ) -> Sums:
     """Sums about the origin, of the listed components of each tile."""
     check_match(samples, prepared)
-    k, block_d = prepared.linear.shape[1:]
+    block_d = prepared.linear.shape[2]
     kind, device = prepared.components.covariance_type, samples.values.device
-    blocks = k // shape.block_k
+    blocks = block_count(prepared, shape)
+    k = blocks * shape.block_k
     slabs = max(1, min(64, WAVES * device_limits(device)[2] // blocks))
 
     def partial(*size: int) -> Tensor:
