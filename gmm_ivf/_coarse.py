@@ -114,6 +114,16 @@ class CoarseRanker:
         return self._center is not None
 
     @property
+    def is_product(self) -> bool:
+        """Whether distances are inner products."""
+        return self._flat.metric_type == faiss.METRIC_INNER_PRODUCT
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether queries go by a graph, which finds distances to a few means only."""
+        return self._graph is not None
+
+    @property
     def finds_by_graph(self) -> bool:
         """Whether `search` and `nearest` go by the graph, being too dear otherwise."""
         return self._graph is not None and self._flat.ntotal > EXACT_LIMIT
