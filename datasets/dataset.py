@@ -92,6 +92,21 @@ class Dataset:
         )
         return shorter.with_ground_truth(k)
 
+    def first_queries(self, count: int) -> "Dataset":
+        """Return the data set with its first ``count`` queries, or all if there are no more.
+
+        Raises
+        ------
+        ValueError
+            If count is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count}")
+        truth, distances = (
+            None if part is None else part[:count] for part in (self.ground_truth, self.distances)
+        )
+        return replace(self, query=self.query[:count], ground_truth=truth, distances=distances)
+
     def with_ground_truth(self, k: int = 100) -> "Dataset":
         """Return the same vectors with the exact ``min(k, n)`` nearest neighbours computed."""
         # Here, because it loads torch and imports this module.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gmm_ivf.datasets.dataset import Dataset, check_limit
+from gmm_ivf.datasets.dataset import METRICS, Dataset, check_limit
 from gmm_ivf.datasets.fetch import data_folder, fetch
-from gmm_ivf.datasets.files import SUFFIXES, read_raw
+from gmm_ivf.datasets.files import HDF5, SUFFIXES, read_raw
 from gmm_ivf.datasets.hdf5 import read_hdf5
 from gmm_ivf.datasets.raw import RawVectors, hold_out_queries
 from gmm_ivf.datasets.rows import check_finite, to_float32, unit_rows
@@ -97,6 +97,7 @@ def load(
     data_dir: str | os.PathLike | None = None,
     limit: int | None = None,
     download: bool = True,
+    metric: str | None = None,
 ) -> Dataset:
     """Load a data set by its name or from a file.
 
@@ -116,6 +117,9 @@ def load(
         Take the first so many base vectors and compute the ground truth anew.
     download : bool, default=True
         Whether a known data set that is not there may be downloaded.
+    metric : {"l2", "ip", "cosine"}, optional
+        Of a file whose format has no place for it; by default "l2". Ground truth beside the file
+        has to be by the same.
 
     Returns
     -------
@@ -125,11 +129,14 @@ def load(
     Raises
     ------
     ValueError
-        If there is no such data set or file, or its content contradicts itself or is not finite.
+        If there is no such data set or file, or its content contradicts itself or is not finite,
+        or a metric is given for one that has its own.
     ConnectionError
         If it cannot be downloaded; the message says where to put the file by hand.
     """
     raw, name, source = _read(os.fspath(name_or_path), data_dir, download)
+    if metric is not None:
+        raw = _with_metric(raw, metric, os.fspath(name_or_path))
     return assemble(raw, name, source, limit)
 
 
@@ -150,6 +157,16 @@ def _read(
             f"files ending in {', '.join(SUFFIXES)}"
         )
     return read_raw(path), path.stem, str(path)
+
+
+def _with_metric(raw: RawVectors, metric: str, name: str) -> RawVectors:
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {METRICS}, got {metric!r}")
+    if (name in entries() or Path(name).suffix in HDF5) and metric != raw.metric:
+        raise ValueError(
+            f"metric {metric!r} contradicts {name}, which says {raw.metric!r}; leave it out"
+        )
+    return raw._replace(metric=metric)
 
 
 def assemble(raw: RawVectors, name: str, source: str, limit: int | None = None) -> Dataset:

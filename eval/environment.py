@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gmm_ivf.eval.commands import let_idle_threads_sleep
+
 _PACKAGES = ("gmm-ivf", "numpy", "torch", "scikit-learn", "scipy", "h5py")
 
 
@@ -37,17 +39,15 @@ def usable_cores() -> int:
 
 
 def set_threads(threads: int) -> None:
-    """Set the thread pools of torch and FAISS to one size, and keep idle threads from spinning.
+    """Set the thread pools of torch and FAISS to one size.
 
-    torch, FAISS and numpy's BLAS each have a pool, and their idle threads spin on the cores that
-    the others need: with other work on two cores EM took four to six times longer. So OpenMP is
-    told to let them sleep (OMP_WAIT_POLICY, unless the user set it; it counts only before torch and
-    FAISS are loaded), and numpy's BLAS, which has nothing large to do here, gets one thread.
+    numpy's BLAS has a third pool, and nothing large to do here: it gets one thread. Before torch
+    and FAISS are loaded, `commands.let_idle_threads_sleep` keeps the pools from spinning.
 
     For command lines only: the settings hold for the whole process, so a library function must not
     touch them.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_idle_threads_sleep()
     import torch
     from threadpoolctl import ThreadpoolController
 

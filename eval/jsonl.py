@@ -2,9 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+from gmm_ivf.eval.commands import UserError
 
 T = TypeVar("T")
 
@@ -63,6 +66,33 @@ def cut_torn_line(path: Path) -> None:
     complete = content.rfind(b"\n") + 1
     if complete < len(content):
         os.truncate(path, complete)
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Keep other processes that ask likewise from writing to a file, which is made if missing.
+
+    The system lets go of the lock when the process ends, however it ends. Where it has no such
+    locks (Windows) nothing is kept from anybody.
+
+    Raises
+    ------
+    UserError
+        When another one is writing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # Windows
+        except BlockingIOError:
+            raise UserError(
+                f"another run is writing to {path}; wait for it or choose another --out"
+            ) from None
+        yield
 
 
 def append(path: Path, line: str) -> None:

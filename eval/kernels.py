@@ -14,9 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmm_ivf.eval.commands import Parser, positive, program
+from gmm_ivf.eval.commands import Parser, positive, program, run_command, seconds
 from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
-from gmm_ivf.eval.progress import say
+from gmm_ivf.eval.jsonl import sole_writer
 
 if TYPE_CHECKING:
     from gmm_ivf.eval.kernel_contenders import Contender
@@ -35,7 +35,7 @@ RIVALS = (
     "faiss-gpu",
 )
 _BUDGET_SECONDS = 480.0
-_NOTHING, _INTERRUPTED = 1, 130
+_NOTHING = 1
 _PACKAGES = ("triton", "flash-kmeans", "fastkmeans", "torchgmm")
 _EPILOG = """\
 cases: KIND:MODE:N:K:D, such as spherical:fp16:1M:1024:128
@@ -59,24 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0, 1 when nothing could be measured, 130 after Ctrl-C. Bad arguments exit with 2.
     """
-    parser = _parser()
-    args = parser.parse_args(argv)
-    store = None
-    try:
-        try:
-            plan, notes, store = _prepare(args)
-        except (ValueError, OSError, ImportError) as error:
-            parser.error(str(error))
-        from gmm_ivf.eval import kernel_run
+    return run_command(_parser(), argv, _prepare, _execute, _kept)
 
-        with _empty_cache():
-            rows, left_out = kernel_run.run(plan, store)
-    except KeyboardInterrupt:
-        kept = f"{len(store)} rows are in {store.path}" if store else "nothing was measured yet"
-        say(f"interrupted: {kept}")
-        return _INTERRUPTED
+
+def _execute(prepared: "tuple[Plan, list[str], Store]") -> int:
+    from gmm_ivf.eval import kernel_run
+
+    plan, notes, store = prepared
+    with sole_writer(store.path), _empty_cache():
+        rows, left_out = kernel_run.run(plan, store)
     _write(rows, [*notes, *_left(left_out, plan.seconds)], store.path)
     return 0 if any(row.status == "ok" for row in rows) else _NOTHING
+
+
+def _kept(prepared: "tuple[Plan, list[str], Store] | None") -> str:
+    if prepared is None:
+        return "nothing was measured yet"
+    store = prepared[2]
+    return f"{len(store)} rows are in {store.path}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,23 +96,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=positive, help="default: all cores")
     add(
         "--budget",
-        type=_seconds,
+        type=seconds,
         default=_BUDGET_SECONDS,
         metavar="SECONDS",
         help="for everything; default: %(default)g",
     )
     add("--out", type=Path, help="folder for results; default: results/kernels")
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"wanted a number of seconds above 0, got {text!r}")
-    return value
 
 
 def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store]":

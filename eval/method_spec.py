@@ -1,5 +1,6 @@
 """Grammar of ``--method``: ``NAME[:key=value,...]``, for example ``gmm-soft:tau=1/K``."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,6 +29,10 @@ class MethodSpec:
     def get(self, key: str, default: Any = None) -> Any:
         """Value of an option, or `default` where the spec leaves it out."""
         return dict(self.options).get(key, default)
+
+    def without(self, key: str) -> "MethodSpec":
+        """The same spec with an option left out."""
+        return MethodSpec(self.name, tuple((k, v) for k, v in self.options if k != key))
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,30 @@ def _threshold(text: str) -> Threshold:
     return threshold
 
 
+def _like(pattern: str, words: str) -> Option:
+    """Text that matches a pattern whole."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(words)
+        return text
+
+    return parse
+
+
+_CODEC = _like(
+    r"Flat|SQ[468]|SQ(fp|bf)16|PQ\d+(x\d+(fsr?)?)?|RaBitQ(\d|fs)?",
+    "a codec of FAISS: Flat, SQ8, SQ4, SQfp16, PQ32, PQ32x4, PQ32x4fs, RaBitQ, RaBitQ4, RaBitQfs",
+)
+_PLACE_OPTIONS: dict[str, Option] = {
+    "nlist": _count,
+    "codec": _CODEC,
+    "coarse": _like(r"flat|hnsw[1-9]\d*", "flat or hnsw with its number of links, as in hnsw32"),
+    "refine": _flag,
+}
+_STOCK_OPTIONS: dict[str, Option] = _PLACE_OPTIONS | {
+    "rotation": _like(r"none|RR|OPQ[1-9]\d*", "none, RR (random) or OPQ with its m, as in OPQ32"),
+}
 _FIT_OPTIONS: dict[str, Option] = {
     "covariance_type": _one_of("spherical", "diag", "tied", "full"),
     "init_params": _one_of("kmeans", "k-means++", "random", "random_from_data"),
@@ -127,33 +156,39 @@ _SOFT_OPTIONS: dict[str, Option] = {"max_lists": _count} | _GEOMETRY_OPTIONS
 #: Options that each method takes, by name.
 OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
     {
-        "kmeans": {"niter": _count},
-        "gmm": _FIT_OPTIONS,
+        "kmeans": {"niter": _count} | _STOCK_OPTIONS,
+        "gmm": _FIT_OPTIONS | _STOCK_OPTIONS,
         "gmm-soft": _FIT_OPTIONS
+        | _PLACE_OPTIONS
         | _SOFT_OPTIONS
         | _BUDGET_OPTIONS
         | {"rule": _one_of(RESPONSIBILITY, *RULES)},
-        "kmeans-soft": {"niter": _count, "rule": _one_of(*RULES)} | _SOFT_OPTIONS,
+        "kmeans-soft": {"niter": _count, "rule": _one_of(*RULES)} | _PLACE_OPTIONS | _SOFT_OPTIONS,
     }
 )
+
+_PLACE_DEFAULTS = {"codec": "Flat", "coarse": "flat", "refine": False}
+_STOCK_DEFAULTS = _PLACE_DEFAULTS | {"rotation": "none"}
 
 #: What a method does where its spec says nothing; `replication` yields to a given `tau`, and to a
 #: rule that has no such threshold.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "kmeans": {},
-        "gmm": {"covariance_type": "spherical"},
-        "gmm-soft": {
+        "kmeans": _STOCK_DEFAULTS,
+        "gmm": _STOCK_DEFAULTS | {"covariance_type": "spherical"},
+        "gmm-soft": _PLACE_DEFAULTS
+        | {
             "covariance_type": "spherical",
             "max_lists": 2,
             "replication": 1.5,
             "rule": RESPONSIBILITY,
         },
-        "kmeans-soft": {"max_lists": 2, "rule": "air"},
+        "kmeans-soft": _PLACE_DEFAULTS | {"max_lists": 2, "rule": "air"},
     }
 )
 
 FIT_KEYS = frozenset(_FIT_OPTIONS)
+SOFT_BUDGET = frozenset(_BUDGET_OPTIONS)
 
 
 def parse_method(text: str) -> MethodSpec:
@@ -236,6 +271,14 @@ def _defaults_of_rule(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     default = type(rule)()
     return {key.rstrip("_"): getattr(default, key) for key in vars(default)}
+
+
+def factory_string(spec: MethodSpec, nlist: int, d: int) -> str:
+    """What `faiss.index_factory` is given for the index of a method, re-ranking left out."""
+    coarse, rotation = spec.get("coarse", "flat"), spec.get("rotation", "none")
+    prefix = {"none": "", "RR": f"RR{d},"}.get(rotation, f"{rotation},")
+    graph = "" if coarse == "flat" else "_" + coarse.upper()
+    return f"{prefix}IVF{nlist}{graph},{spec.get('codec', 'Flat')}"
 
 
 def label(method: str) -> str:

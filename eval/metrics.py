@@ -133,6 +133,21 @@ def cost_at_recall(recalls: Sequence[float], costs: Sequence[float], target: flo
     return float(np.exp(np.interp(target, x, y)))
 
 
+def gap_at_recall(recalls: Sequence[float], costs: Sequence[float], target: float) -> float | None:
+    """Recall between the two points that `cost_at_recall` interpolates, 0 at a point itself.
+
+    Returns
+    -------
+    float or None
+        None when the curve does not cross.
+    """
+    x = [recalls[i] for i in pareto_front(recalls, costs)]
+    if not x or not x[0] <= target <= x[-1]:
+        return None
+    below, above = max(r for r in x if r <= target), min(r for r in x if r >= target)
+    return above - below
+
+
 def _first_occurrence(ids: np.ndarray) -> np.ndarray:
     """True where an id stands for the first time in its row and is not -1."""
     order = np.argsort(ids, axis=1, kind="stable")

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from gmm_ivf.eval.method_spec import label
+from gmm_ivf.eval.metrics import pareto_front
 from gmm_ivf.eval.results import OperatingPoint
-from gmm_ivf.eval.tables import BASELINE, Curve, curves, ratio_to_baseline
+from gmm_ivf.eval.summary import BASELINE, Curve, curves, ratio_to_baseline
 
 # Okabe and Ito's colours, distinct under the common forms of colour blindness; each goes with its
 # own marker and line style, so that print in grey still tells the curves apart.
@@ -19,6 +21,12 @@ _STYLES = (
     ("#CC79A7", "v", "-."),
     ("#56B4E9", "P", ":"),
     ("#E69F00", "X", "--"),
+    ("#999999", "<", "-."),
+    ("#8C564B", ">", ":"),
+    ("#17202A", "p", "--"),
+    ("#0072B2", "h", ":"),
+    ("#D55E00", "*", "-."),
+    ("#009E73", "d", ":"),
 )
 _BASELINE_STYLE = ("#000000", "o", "-")
 _LOWEST_RECALL = 0.5
@@ -70,7 +78,9 @@ def draw(points: Sequence[OperatingPoint]) -> Any:
     _write_names(axes, points, nlists)
     axes[0, 0].set_xlim(_left_limit(points), 1.003)
     handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2 * len(nlists), frameon=False)
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=min(4, 2 * len(nlists)), frameon=False
+    )
     return figure
 
 
@@ -83,7 +93,7 @@ def _write_names(axes: Any, points: Sequence[OperatingPoint], nlists: Sequence[i
             parse_math=False,  # a file name may hold a dollar sign
         )
         axes[-1, column].set_xlabel(f"recall@{first.key.k}")
-    axes[0, 0].set_ylabel("distance computations per query\n(scanned, copies counted, + nlist)")
+    axes[0, 0].set_ylabel("distance computations per query\n(scanned, copies counted, + coarse)")
     if len(axes) > 1:
         axes[1, 0].set_ylabel("k-means cost / cost\n(above 1: fewer)")
 
@@ -173,11 +183,16 @@ def _ratio_or_nan(
 
 
 def _mean_curve(own: list[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean recall and cost over seeds at each nprobe that all seeds reached."""
+    """Mean recall and cost over seeds of each search that all seeds made, the best of them."""
     if not own:
         return np.empty(0), np.empty(0)
-    by_nprobe = [{point.key.nprobe: point for point in curve} for curve in own]
-    shared = sorted(set.intersection(*(set(curve) for curve in by_nprobe)))
-    recall = [np.mean([curve[p].recall for curve in by_nprobe]) for p in shared]
-    cost = [np.mean([curve[p].distance_computations for curve in by_nprobe]) for p in shared]
-    return np.array(recall), np.array(cost)
+    by_probe = [{_probe(point): point for point in curve} for curve in own]
+    shared = sorted(set.intersection(*(set(curve) for curve in by_probe)))
+    recall = [fmean(curve[p].recall for curve in by_probe) for p in shared]
+    cost = [fmean(curve[p].distance_computations for curve in by_probe) for p in shared]
+    front = pareto_front(recall, cost)
+    return np.array(recall)[front], np.array(cost)[front]
+
+
+def _probe(point: OperatingPoint) -> tuple[int, int, int]:
+    return point.key.nprobe, point.key.ef_search, point.key.refine_factor

@@ -3,24 +3,22 @@
 Run ``python -m eval.precision`` in a checkout, ``python -m gmm_ivf.eval.precision`` when installed.
 """
 
+# What loads torch is imported late, after `let_idle_threads_sleep`: it reads that setting once.
 import argparse
 import itertools
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gmm_ivf import diagnose
 from gmm_ivf.datasets.synthetic import GENERATORS
-from gmm_ivf.eval.accuracy import Problem, Result, run_problem
-from gmm_ivf.eval.accuracy_table import to_text
-from gmm_ivf.eval.commands import Parser, positive, program
+from gmm_ivf.eval.commands import Parser, let_idle_threads_sleep, positive, program, run_command
 from gmm_ivf.eval.environment import resolve_device, set_threads, stamp, usable_cores
-from gmm_ivf.eval.progress import bar, say
-from gmm_ivf.kernels.components import COVARIANCE_TYPES
-from gmm_ivf.kernels.dispatch import BACKENDS, ROUNDING_UNITS, triton_obstacle
-from gmm_ivf.kernels.dispatch import resolve_device as torch_device
+from gmm_ivf.eval.progress import bar
+
+if TYPE_CHECKING:
+    from gmm_ivf.eval.accuracy import Problem, Result
 
 _DIMENSIONS = (32, 64, 128, 960)
 _COMPONENTS = (16, 256, 1024)
@@ -31,7 +29,7 @@ _PER_COMPONENT, _FEWEST = 16, 8
 _FEWEST_SAMPLES = 2048
 # Elements of the covariances of all components that a step may hold several times.
 _LARGEST_FULL = 1 << 27
-_MISSED, _INTERRUPTED = 1, 130
+_MISSED = 1
 _EPILOG = """\
 Samples are drawn with the public generators of gmm_ivf.datasets.synthetic and evaluated, with the
 parameters they were drawn with, against float64 on the same float32 samples.
@@ -53,28 +51,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, 1 when a mode misses its limits where "auto" would take it, 130 after Ctrl-C. Bad
         arguments exit with 2.
     """
-    parser = _parser()
-    args = parser.parse_args(argv)
-    results: list[Result] = []
-    try:
-        try:
-            problems, device, environment, folder = _prepare(args)
-        except (ValueError, OSError, ImportError) as error:
-            parser.error(str(error))
-        _run(results, problems, args, device, environment, folder)
-    except KeyboardInterrupt:
-        say(f"interrupted after {len(results)} results")
-        return _INTERRUPTED
-    table = to_text(results)
-    (folder / "table.txt").write_text(table, encoding="utf-8")
+    let_idle_threads_sleep()
+    return run_command(_parser(), argv, _prepare, _execute, _kept)
+
+
+class _Job(NamedTuple):
+    """What was asked for, checked; `results` grows while it runs."""
+
+    args: argparse.Namespace
+    problems: "list[Problem]"
+    device: str
+    environment: dict[str, Any]
+    folder: Path
+    results: "list[Result]"
+
+
+def _execute(job: _Job) -> int:
+    from gmm_ivf.eval.accuracy_table import to_text
+
+    _run(job)
+    table = to_text(job.results)
+    (job.folder / "table.txt").write_text(table, encoding="utf-8")
     print(table)
-    if args.diagnose:
-        print(_diagnosis(results, device))
-    print(f"lines: {folder / 'results.jsonl'}")
-    return _MISSED if any(result.verdict == "missed" for result in results) else 0
+    if job.args.diagnose:
+        print(_diagnosis(job.results, job.device))
+    print(f"lines: {job.folder / 'results.jsonl'}")
+    return _MISSED if any(result.verdict == "missed" for result in job.results) else 0
+
+
+def _kept(job: _Job | None) -> str:
+    return f"{len(job.results) if job else 0} results were measured"
 
 
 def _parser() -> argparse.ArgumentParser:
+    from gmm_ivf.kernels.components import COVARIANCE_TYPES
+    from gmm_ivf.kernels.dispatch import BACKENDS, ROUNDING_UNITS
+
     parser = Parser(
         prog=program(globals()["__spec__"], "eval.precision"),
         description="Accuracy of the precision modes of GaussianMixture against float64.",
@@ -104,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(args: argparse.Namespace) -> tuple[list[Problem], str, dict[str, Any], Path]:
+def _prepare(args: argparse.Namespace) -> _Job:
     """Check everything that can be wrong with the arguments.
 
     Raises
@@ -112,6 +124,9 @@ def _prepare(args: argparse.Namespace) -> tuple[list[Problem], str, dict[str, An
     ValueError, OSError, ImportError
         In one sentence for the user.
     """
+    from gmm_ivf.kernels.dispatch import resolve_device as torch_device
+    from gmm_ivf.kernels.dispatch import triton_obstacle
+
     device = resolve_device(args.device)
     obstacle = triton_obstacle(torch_device(device, None))
     if args.backend == "triton" and obstacle:
@@ -121,11 +136,13 @@ def _prepare(args: argparse.Namespace) -> tuple[list[Problem], str, dict[str, An
     set_threads(threads)
     folder = args.out or Path("results") / ("precision-quick" if args.quick else "precision")
     folder.mkdir(parents=True, exist_ok=True)
-    return problems, device, stamp(threads, device), folder
+    return _Job(args, problems, device, stamp(threads, device), folder, [])
 
 
-def _problems(args: argparse.Namespace) -> list[Problem]:
+def _problems(args: argparse.Namespace) -> "list[Problem]":
     """The grid, small sizes first."""
+    from gmm_ivf.eval.accuracy import Problem
+
     sizes = _QUICK if args.quick else {"d": _DIMENSIONS, "k": _COMPONENTS}
     grid = itertools.product(
         dict.fromkeys(args.covariance_type or ["spherical"]),
@@ -151,32 +168,31 @@ def _problems(args: argparse.Namespace) -> list[Problem]:
     return problems
 
 
-def _run(
-    results: list[Result],
-    problems: list[Problem],
-    args: argparse.Namespace,
-    device: str,
-    environment: dict[str, Any],
-    folder: Path,
-) -> None:
+def _run(job: _Job) -> None:
     """Measure all problems; each result is on the disk before the next one starts."""
+    from gmm_ivf.eval.accuracy import run_problem
+    from gmm_ivf.kernels.dispatch import ROUNDING_UNITS
+
+    args = job.args
     modes = tuple(dict.fromkeys(args.mode or ROUNDING_UNITS))
-    path = folder / "results.jsonl"
+    path = job.folder / "results.jsonl"
     with (
         path.open("w", encoding="utf-8") as file,
-        bar(len(problems) * len(modes), "precision") as progress,
+        bar(len(job.problems) * len(modes), "precision") as progress,
     ):
-        for problem in problems:
-            for result in run_problem(problem, modes, args.backend, device, environment):
+        for problem in job.problems:
+            for result in run_problem(problem, modes, args.backend, job.device, job.environment):
                 file.write(result.to_json() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-                results.append(result)
+                job.results.append(result)
                 progress.update()
 
 
-def _diagnosis(results: list[Result], device: str) -> str:
+def _diagnosis(results: "list[Result]", device: str) -> str:
     """The report of `diagnose` for the result that comes nearest to its limit, or goes beyond."""
+    from gmm_ivf import diagnose
+
     ran = [result for result in results if result.measured is not None]
     if not ran:
         return "nothing to diagnose: no mode ran"

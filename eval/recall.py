@@ -3,6 +3,7 @@
 Run ``python -m eval.recall`` in a checkout, ``gmm-ivf-recall`` when installed.
 """
 
+# What loads torch or FAISS is imported late, after `let_idle_threads_sleep`: they read that once.
 import argparse
 import math
 import shlex
@@ -11,9 +12,18 @@ import tomllib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gmm_ivf.eval.commands import Parser, natural, positive, program
+from gmm_ivf.eval.commands import (
+    Parser,
+    let_idle_threads_sleep,
+    natural,
+    positive,
+    program,
+    run_command,
+    seconds,
+    share,
+)
 from gmm_ivf.eval.environment import (
     require_faiss,
     resolve_device,
@@ -21,17 +31,21 @@ from gmm_ivf.eval.environment import (
     stamp,
     usable_cores,
 )
-from gmm_ivf.eval.method_spec import parse_method
+from gmm_ivf.eval.jsonl import sole_writer
 from gmm_ivf.eval.metrics import TIES
 from gmm_ivf.eval.progress import clock, say
 from gmm_ivf.eval.results import OperatingPoint, Store, commits
-from gmm_ivf.eval.sweep import Bench, BuildError, Plan, run
-from gmm_ivf.eval.tables import to_text
+
+if TYPE_CHECKING:
+    from gmm_ivf.eval.sweep import Plan
 
 DEFAULT_DATASET = "sift-mini"
-_INTERRUPTED = 130
+_NOTHING = 1
+_METRICS = ("l2", "ip", "cosine")
 _EPILOG = """\
 methods: kmeans | gmm | gmm-soft | kmeans-soft, each with options: NAME:key=value,key=value
+  kmeans:nlist=4096,coarse=hnsw32     its own K; an HNSW coarse quantizer, efSearch swept
+  kmeans:codec=PQ32,refine=true       codes, ranked again with the originals; also rotation=RR
   gmm-soft                            replication=1.5, max_lists=2
   gmm-soft:tau=1/K                    every list whose posterior is above 1/K, two at most
   gmm-soft:replication=1.3,max_lists=4
@@ -41,8 +55,10 @@ methods: kmeans | gmm | gmm-soft | kmeans-soft, each with options: NAME:key=valu
            ratio      eps, candidates                      top2   the second nearest, always
     all take max_lists=2; kmeans-soft alone means rule=air
   gmm:covariance_type=diag            also max_iter, tol, n_init, init_params, reg_covar, precision
-Writes results.jsonl, recall.png, recall.svg, report.html and table.txt into --out. A run that was
-stopped goes on where it was when the same command is given again."""
+  all take nlist and codec (Flat, SQ8, SQ4, SQfp16, PQ32, PQ32x4, PQ32x4fs, RaBitQ, RaBitQ4,
+  RaBitQfs); kmeans and gmm, which are stock FAISS, also coarse, rotation (RR, OPQ32) and refine
+Writes results.jsonl, summary.jsonl, recall.png, recall.svg, report.html and table.txt into --out. A
+run that was stopped goes on where it was when the same command is given again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,42 +72,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 130 after Ctrl-C. Bad arguments exit with 2.
+        0, 1 when the budget left nothing measured, or 130 after Ctrl-C. Bad arguments exit with 2.
     """
+    let_idle_threads_sleep()
     argv = list(sys.argv[1:] if argv is None else argv)
     name = program(globals()["__spec__"], "gmm-ivf-recall")
-    parser = _parser(name)
-    args = parser.parse_args(argv)
     command = " ".join([name, shlex.join(argv)]).strip()
+
+    def kept(job: _Job | None) -> str:
+        what = f"{len(job.store)} points are in {job.store.path}" if job else "nothing was measured"
+        return f"{what}; give the same command again to go on: {command}"
+
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
-        return _run(parser, args, command)
+        return run_command(_parser(name), argv, _prepare, lambda job: _run(job, command), kept)
 
 
-def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, command: str) -> int:
-    store = None
-    try:
-        try:
-            plan, dataset, store = _prepare(args)
-        except (ValueError, OSError, ImportError) as error:
-            parser.error(str(error))
-        _warn_of_other_commits(store, environment := stamp(plan.threads, plan.device))
-        try:
-            points = run(plan, Bench.prepare(dataset, plan.k), store, environment)
-        except BuildError as error:
-            parser.error(str(error))
+class _Job(NamedTuple):
+    """What was asked for, checked and loaded."""
+
+    plan: "Plan"
+    dataset: Any
+    store: Store
+
+
+def _run(job: _Job, command: str) -> int:
+    from gmm_ivf.eval.sweep import Bench, run
+
+    plan, dataset, store = job
+    environment = stamp(plan.threads, plan.device)
+    _warn_of_other_commits(store, environment)
+    with sole_writer(store.path):
+        points, left_out = run(plan, Bench.prepare(dataset, plan.k), store, environment)
+        if left_out:
+            say(f"left out, or cut, for want of time (--budget): {'; '.join(left_out)}")
+        if not points:
+            return _NOTHING
         _write(points, store.path.parent, command)
-    except KeyboardInterrupt:
-        kept = f"{len(store)} points are in {store.path}" if store else "nothing was measured yet"
-        say(f"interrupted: {kept}; give the same command again to go on: {command}")
-        return _INTERRUPTED
     return 0
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog=name,
-        description="Recall against distance computations: k-means IVF, GMM hard, GMM soft.",
+        description="Recall against distance computations: k-means IVF, GMM IVF, and their rivals.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -101,7 +125,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--method", action="append", metavar="NAME[:key=value,...]", help="repeatable, see below")
     add("--k", type=positive, help="neighbours searched and counted; default: 10")
     add("--nprobe", type=positive, nargs="+", help="default: 1 to 16, then steps of 1.2")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where EM runs")
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where EM trains, and k-means where faiss has GPU support",
+    )
     add("--threads", type=positive, help="for torch and FAISS alike; default: all cores")
     add(
         "--seed",
@@ -111,13 +140,18 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     add("--seeds", type=positive, metavar="COUNT", help="short for --seed 0 --seed 1 ...")
     add("--ties", choices=tuple(TIES), default="strict", help="tolerance at the k-th neighbour")
+    add("--metric", choices=_METRICS, help="of a file that does not say; default: l2")
     add("--limit", type=positive, metavar="N", help="first N vectors only")
+    add("--queries", type=positive, metavar="N", help="first N queries only")
+    add("--train-limit", type=positive, metavar="N", help="at most N training rows")
+    add("--stop-recall", type=share, help="where a sweep ends; default: 0.995, --quick 0.99")
+    add("--budget", type=seconds, metavar="SECONDS", help="begin nothing new after so long")
     add("--quick", action="store_true", help="a first look in seconds")
     add("--out", type=Path, help="folder for results; default: results/recall-DATASET")
     return parser
 
 
-def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:
+def _prepare(args: argparse.Namespace) -> _Job:
     """Check everything that can be wrong with the arguments, then load the data.
 
     Raises
@@ -125,6 +159,9 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:
     ValueError, OSError, ImportError
         In one sentence for the user.
     """
+    from gmm_ivf.eval.method_spec import parse_method
+    from gmm_ivf.eval.sweep import Plan
+
     config = _config("quick" if args.quick else "base")
     methods = tuple(dict.fromkeys(parse_method(m) for m in args.method or config["methods"]))
     if args.seed and args.seeds:
@@ -134,13 +171,11 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:
     set_threads(threads)
     require_faiss()
     device = resolve_device(args.device)
-    # Imported late: it may load torch, which reads its settings of threads once.
-    from gmm_ivf.datasets.registry import load
-
     with clock(f"loading {args.dataset}"):
-        dataset = load(args.dataset, limit=args.limit)
-        if args.limit is None and dataset.n > config.get("limit", dataset.n):
-            dataset = dataset.subset(config["limit"])
+        dataset = _load(args, config)
+    protocol = {name: config[name] for name in _PROTOCOL}
+    if args.stop_recall is not None:
+        protocol["stop_recall"] = args.stop_recall
     plan = Plan(
         methods=methods,
         nlists=tuple(dict.fromkeys(args.nlist or [default_nlist(dataset.n)])),
@@ -150,10 +185,24 @@ def _prepare(args: argparse.Namespace) -> tuple[Plan, Any, Store]:
         device=device,
         threads=threads,
         ties=args.ties,
-        **{name: config[name] for name in _PROTOCOL},
+        train_limit=args.train_limit,
+        budget_seconds=args.budget,
+        **protocol,
     )
     _check_sizes(plan, dataset)
-    return plan, dataset, Store(_folder(args, dataset.name) / "results.jsonl")
+    return _Job(plan, dataset, Store(_folder(args, dataset.name) / "results.jsonl"))
+
+
+def _load(args: argparse.Namespace, config: dict[str, Any]) -> Any:
+    """The data set, as far as it is wanted."""
+    from gmm_ivf.datasets.registry import load
+
+    dataset = load(args.dataset, limit=args.limit, metric=args.metric)
+    if args.queries is not None:
+        dataset = dataset.first_queries(args.queries)
+    if args.limit is None and dataset.n > config.get("limit", dataset.n):
+        dataset = dataset.subset(config["limit"])
+    return dataset
 
 
 _PROTOCOL = (
@@ -175,19 +224,20 @@ def default_nlist(n: int) -> int:
     return 2 ** max(0, round(math.log2(n) / 2))
 
 
-def _check_sizes(plan: Plan, dataset: Any) -> None:
-    for nlist in plan.nlists:
-        if nlist > dataset.n:
-            raise ValueError(
-                f"--nlist {nlist} is above the {dataset.n} vectors of {dataset.name}; choose fewer"
-            )
+def _check_sizes(plan: "Plan", dataset: Any) -> None:
+    rows = min(dataset.n, plan.train_limit or dataset.n)
+    for nlist in plan.groups():
+        if nlist > rows:
+            what = "training rows" if rows < dataset.n else f"vectors of {dataset.name}"
+            raise ValueError(f"nlist {nlist} is above the {rows} {what}; choose fewer lists")
     if plan.k > dataset.n:
         raise ValueError(
             f"--k {plan.k} is above the {dataset.n} vectors of {dataset.name}; choose fewer"
         )
+    fewest = min(plan.groups())
     for nprobe in plan.nprobes or ():
-        if nprobe > min(plan.nlists):
-            say(f"--nprobe {nprobe} is above nlist {min(plan.nlists)}: all lists are probed there")
+        if nprobe > fewest:
+            say(f"--nprobe {nprobe} is above nlist {fewest}: all lists are probed there")
 
 
 def _folder(args: argparse.Namespace, dataset: str) -> Path:
@@ -217,9 +267,12 @@ def _warn_of_other_commits(store: Store, environment: dict[str, Any]) -> None:
 def _write(points: Sequence[OperatingPoint], folder: Path, command: str) -> None:
     from gmm_ivf.eval.plots import save
     from gmm_ivf.eval.report import render
+    from gmm_ivf.eval.summary import write_summary
+    from gmm_ivf.eval.tables import to_text
 
     table = to_text(points)
     (folder / "table.txt").write_text(table, encoding="utf-8")
+    write_summary(points, folder / "summary.jsonl")
     with clock("drawing"):
         _, svg = save(points, folder)
         page = render(points, svg.read_text(encoding="utf-8"), command)

@@ -2,11 +2,20 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gmm_ivf.eval.method_spec import DEFAULTS
 from gmm_ivf.eval.results import OperatingPoint, commits
-from gmm_ivf.eval.tables import Block, cells, explain, header, ranges, summarize
+from gmm_ivf.eval.summary import Block, has_several_plain, summarize
+from gmm_ivf.eval.tables import (
+    best_cells,
+    best_header,
+    best_rows,
+    cells,
+    explain,
+    header,
+    ranges,
+)
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
@@ -68,12 +77,14 @@ def render(points: Sequence[OperatingPoint], svg: str, command: str) -> str:
 
 def _findings(points: Sequence[OperatingPoint], svg: str) -> str:
     first = points[0]
-    tables = "\n".join(_table(block) for block in summarize(points))
+    with_best = has_several_plain(points)
+    tables = "\n".join(_table(block, with_best) for block in summarize(points))
+    tables += _best_table(points)
     notes = "\n".join(f"<p>{_text(sentence)}</p>" for sentence in explain(points))
     return f"""<p>{first.n:,} vectors of {first.d} dimensions, {first.queries:,} queries, metric
 {_text(first.metric)}. Every method uses the same vectors, K, training rows and seed, in one run;
-an inverted-file index with uncompressed vectors, whose lists are found by comparing the query with
-all K centres.</p>
+an inverted-file index of uncompressed vectors, whose lists are found by comparing the query with
+all K centres, where the method's options do not say otherwise.</p>
 <figure>{_inline(svg)}
 <figcaption>Above: lower is better. Below: how many times fewer distance computations than k-means
 at the same recall; above 1 is better. Several seeds: mean, and range as a band.</figcaption>
@@ -97,13 +108,23 @@ def _inline(svg: str) -> str:
     return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", svg)
 
 
-def _table(block: Block) -> str:
-    head = "".join(f"<th>{_text(name)}</th>" for name in header())
+def _table(block: Block, with_best: bool) -> str:
+    rows = [zip(cells(row, with_best), ranges(row, with_best), strict=True) for row in block.rows]
+    return _rows(block.title, header(with_best), rows)
+
+
+def _best_table(points: Sequence[OperatingPoint]) -> str:
+    rows = [[(text, "") for text in best_cells(best)] for best in best_rows(points)]
+    return "\n" + _rows("Best over all K", best_header(), rows) if rows else ""
+
+
+def _rows(title: str, names: Sequence[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
+    head = "".join(f"<th>{_text(name)}</th>" for name in names)
     body = "\n".join(
-        "<tr>" + "".join(map(_cell, cells(row), ranges(row))) + "</tr>" for row in block.rows
+        "<tr>" + "".join(_cell(text, below) for text, below in row) + "</tr>" for row in rows
     )
     return (
-        f"<table>\n<caption>{_text(block.title)}</caption>\n"
+        f"<table>\n<caption>{_text(title)}</caption>\n"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
     )
 

@@ -13,11 +13,17 @@ from gmm_ivf.eval import jsonl
 
 SCHEMA = 1
 _ROW = "result row"
+# Fields that came later, with what they are in the rows that lack them.
+_ADDED = {"ef_search": 0, "refine_factor": 0, "scan_unit": 1.0}
 
 
 @dataclass(frozen=True)
 class Key:
-    """What makes two operating points the same measurement."""
+    """What makes two operating points the same measurement.
+
+    `method` is spelled without its number of lists, which is `nlist`. Rows written before
+    `ef_search` and `refine_factor` were there had neither, and read as 0: see `searchers.Probe`.
+    """
 
     fingerprint: str
     method: str
@@ -30,6 +36,8 @@ class Key:
     train_rows: int
     iterations: int
     ties: str
+    ef_search: int = 0
+    refine_factor: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,9 @@ class OperatingPoint:
     """One index searched with one nprobe, and all that is needed to redraw it.
 
     Means are over the queries. Costs are distance computations per query; `scanned` counts every
-    copy in the probed lists, `coarse` the comparisons with list centres, `ranking` any further
-    work in units of one distance. Times are wall-clock seconds.
+    copy in the probed lists, each of which costs `scan_unit` (1 but for codes), `coarse` the
+    comparisons with list centres, `ranking` any further work in units of one distance. Times are
+    wall-clock seconds.
     """
 
     key: Key
@@ -60,12 +69,13 @@ class OperatingPoint:
     add_seconds: float
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    scan_unit: float = 1.0
     schema: int = SCHEMA
 
     @property
     def distance_computations(self) -> float:
         """Scanned, coarse and ranking work together, per query."""
-        return self.scanned + self.coarse + self.ranking
+        return self.scanned * self.scan_unit + self.coarse + self.ranking
 
     def to_json(self) -> str:
         """One line without a line break; the total cost is written out for other readers."""
@@ -83,7 +93,7 @@ class OperatingPoint:
         ValueError
             If the line is no JSON object, is of another schema or lacks a field.
         """
-        row = jsonl.parse(line, SCHEMA, _ROW)
+        row = _ADDED | jsonl.parse(line, SCHEMA, _ROW)
         key = Key(**jsonl.pick(row, (f.name for f in fields(Key)), _ROW, line))
         rest = (f.name for f in fields(cls) if f.name != "key")
         return cls(key=key, **jsonl.pick(row, rest, _ROW, line))

@@ -1,22 +1,32 @@
 """Builds every method at every nlist and seed, and probes it from one list upwards."""
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gmm_ivf.eval.commands import UserError
 from gmm_ivf.eval.method_spec import MethodSpec
-from gmm_ivf.eval.methods import BuildContext, Searcher, build
+from gmm_ivf.eval.methods import build
 from gmm_ivf.eval.metrics import exact_scores, kth_scores, recall_per_query
 from gmm_ivf.eval.progress import bar, clock, say
 from gmm_ivf.eval.results import Key, OperatingPoint, Store, fingerprint
+from gmm_ivf.eval.searchers import Probe, Searcher
+from gmm_ivf.eval.training import BuildContext
 
+#: Least breadths of an HNSW coarse quantizer; each is nprobe at least.
+EF_SEARCH = (32, 64, 128)
+#: Times k that are ranked again, each step as long as it finds more.
+REFINE_FACTORS = (2, 4, 8, 16, 32, 64)
+_LEAST_GAIN = 1e-3
+_FLAT_STEPS = 3
 _WARM_UP_QUERIES = 64
 
 
-class BuildError(ValueError):
+class BuildError(UserError):
     """A method cannot be built on this data; the message names method, reason and what to do."""
 
 
@@ -28,14 +38,16 @@ class Plan:
     ----------
     methods : tuple of MethodSpec
     nlists, seeds : tuple of int
+        A method that names its own nlist is measured at that one only.
     k : int
         Neighbours searched and counted.
     nprobes : tuple of int or None
         None: `nprobe_grid`, until `stop_recall` is reached.
     device, threads, ties
         Stored with every point; `threads` must already be in force (see `set_threads`).
-    points_per_centroid : int
-        Training rows are at most nlist times this, drawn by the seed, the same for every method.
+    points_per_centroid, train_limit : int, int or None
+        Training rows are at most nlist times the first, and at most the second; drawn by the seed,
+        the same for every method of that nlist.
     iterations : int
         Cap for k-means and EM alike.
     stop_recall : float
@@ -43,6 +55,8 @@ class Plan:
     timing_seconds, timing_passes : float, int
         Every point is searched over all queries until either is reached; the fastest pass counts,
         since other work on the machine only ever slows one down.
+    budget_seconds : float or None
+        Nothing new is begun after so many seconds; None sets no limit.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -58,6 +72,24 @@ class Plan:
     stop_recall: float
     timing_seconds: float
     timing_passes: int
+    train_limit: int | None = None
+    budget_seconds: float | None = None
+
+    def groups(self) -> dict[int, list[MethodSpec]]:
+        """Methods by nlist, none of them naming it any more."""
+        found: dict[int, list[MethodSpec]] = {}
+        for nlist in (*self.nlists, *(spec.get("nlist") for spec in self.methods)):
+            if nlist is not None:
+                found[nlist] = []
+        for spec in self.methods:
+            own = spec.get("nlist")
+            for nlist in (own,) if own else self.nlists:
+                found[nlist].append(spec.without("nlist"))
+        return {nlist: list(dict.fromkeys(specs)) for nlist, specs in found.items() if specs}
+
+    def train_rows(self, n: int, nlist: int) -> int:
+        """Rows that n vectors give for training nlist lists."""
+        return min(n, nlist * self.points_per_centroid, self.train_limit or n)
 
 
 @dataclass(frozen=True)
@@ -99,7 +131,9 @@ def training_rows(base: Any, limit: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
-def run(plan: Plan, bench: Bench, store: Store, environment: dict) -> list[OperatingPoint]:
+def run(
+    plan: Plan, bench: Bench, store: Store, environment: dict
+) -> tuple[list[OperatingPoint], list[str]]:
     """Measure what the store does not hold yet.
 
     An index is built only when one of its points is missing. Points are stored one by one, so
@@ -107,8 +141,10 @@ def run(plan: Plan, bench: Bench, store: Store, environment: dict) -> list[Opera
 
     Returns
     -------
-    list of OperatingPoint
+    points : list of OperatingPoint
         All points of the plan, those found in the store included.
+    left_out : list of str
+        Curves that the budget left out, or cut.
 
     Raises
     ------
@@ -116,13 +152,17 @@ def run(plan: Plan, bench: Bench, store: Store, environment: dict) -> list[Opera
         If a method refuses the data; what was measured before is in the store.
     """
     points: list[OperatingPoint] = []
-    for nlist in plan.nlists:
+    left_out: list[str] = []
+    deadline = time.monotonic() + (plan.budget_seconds or math.inf)
+    for nlist, methods in plan.groups().items():
         for seed in plan.seeds:
             context = _Lazy(lambda n=nlist, s=seed: _context(plan, bench, n, s))
-            for spec in plan.methods:
-                curve = _Curve(plan, bench, store, environment, spec, nlist, seed)
-                points += _measure_curve(curve, context)
-    return points
+            for spec in methods:
+                curve = _Curve(plan, bench, store, environment, spec, nlist, seed, deadline)
+                measured, is_whole = _measure_curve(curve, context)
+                points += measured
+                left_out += [] if is_whole else [curve.title]
+    return points, left_out
 
 
 class _Lazy:
@@ -149,40 +189,53 @@ class _Curve:
     spec: MethodSpec
     nlist: int
     seed: int
+    deadline: float
 
     @property
     def title(self) -> str:
         return f"{self.spec}, nlist {self.nlist}, seed {self.seed}"
 
-    def key(self, nprobe: int) -> Key:
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def key(self, probe: Probe) -> Key:
         plan = self.plan
         return Key(
             fingerprint=self.bench.fingerprint,
             method=str(self.spec),
             nlist=self.nlist,
             k=plan.k,
-            nprobe=nprobe,
+            nprobe=probe.nprobe,
             seed=self.seed,
             device=plan.device,
             threads=plan.threads,
-            train_rows=min(self.bench.dataset.n, self.nlist * plan.points_per_centroid),
+            train_rows=plan.train_rows(self.bench.dataset.n, self.nlist),
             iterations=plan.iterations,
             ties=plan.ties,
+            ef_search=probe.ef_search,
+            refine_factor=probe.refine_factor,
         )
 
-    def nprobes(self) -> Iterator[int]:
+    def nprobes(self) -> list[int]:
         given = self.plan.nprobes
         if given is None:
-            yield from nprobe_grid(self.nlist)
-        else:
-            yield from sorted({min(nprobe, self.nlist) for nprobe in given})
+            return nprobe_grid(self.nlist)
+        return sorted({min(nprobe, self.nlist) for nprobe in given})
+
+    def ladders(self, nprobe: int) -> list[list[Probe]]:
+        """Searches of so many lists, one ladder of rising re-ranking for each breadth."""
+        is_graph = self.spec.get("coarse", "flat") != "flat"
+        breadths = sorted({max(nprobe, ef) for ef in EF_SEARCH}) if is_graph else [0]
+        factors = REFINE_FACTORS if self.spec.get("refine") else (0,)
+        return [[Probe(nprobe, ef, factor) for factor in factors] for ef in breadths]
 
 
 def _context(plan: Plan, bench: Bench, nlist: int, seed: int) -> BuildContext:
     dataset = bench.dataset
     return BuildContext(
         base=dataset.base,
-        train=training_rows(dataset.base, nlist * plan.points_per_centroid, seed),
+        train=training_rows(dataset.base, plan.train_rows(dataset.n, nlist), seed),
         metric=dataset.metric,
         nlist=nlist,
         seed=seed,
@@ -191,30 +244,60 @@ def _context(plan: Plan, bench: Bench, nlist: int, seed: int) -> BuildContext:
     )
 
 
-def _measure_curve(curve: _Curve, context: _Lazy) -> list[OperatingPoint]:
+def _measure_curve(curve: _Curve, context: _Lazy) -> tuple[list[OperatingPoint], bool]:
+    """Points of a curve, and whether they are all that it wants."""
     plan = curve.plan
     searcher = _Lazy(lambda: _build(curve, context.get()))
     points: list[OperatingPoint] = []
-    measured = 0
-    nprobes = list(curve.nprobes())
+    known = len(curve.store)
+    nprobes = curve.nprobes()
+    best: list[float] = []
+    is_whole = True
     with bar(len(nprobes), curve.title) as progress:
         for nprobe in nprobes:
-            point = curve.store.get(curve.key(nprobe))
-            if point is None:
-                point = _measure_point(curve, searcher.get(), nprobe)
-                curve.store.append(point)
-                measured += 1
-            points.append(point)
+            found, is_whole = _measure_nprobe(curve, searcher, nprobe)
+            points += found
             progress.update()
-            if plan.nprobes is None and point.recall >= plan.stop_recall:
+            best.append(max((point.recall for point in found), default=0.0))
+            if not is_whole or (plan.nprobes is None and _is_enough(best, plan.stop_recall)):
                 break
-    known = len(points) - measured
-    found = f", {known} of them found in {curve.store.path.name}" if known else ""
-    say(
-        f"{curve.title}: {len(points)} points{found}, "
-        f"recall {points[-1].recall:.3f} at nprobe {points[-1].key.nprobe}"
-    )
-    return points
+    known = len(points) - (len(curve.store) - known)
+    if points:
+        found_too = f", {known} of them found in {curve.store.path.name}" if known else ""
+        say(
+            f"{curve.title}: {len(points)} points{found_too}, "
+            f"recall {points[-1].recall:.3f} at nprobe {points[-1].key.nprobe}"
+        )
+    return points, is_whole
+
+
+def _is_enough(best: list[float], stop_recall: float) -> bool:
+    """Whether the recalls found so far, by rising nprobe, end a sweep."""
+    # A codec may end below the recall wanted; the dense part of the grid is always measured.
+    is_flat = len(best) > 16 + _FLAT_STEPS and best[-1] < best[-1 - _FLAT_STEPS] + _LEAST_GAIN
+    return best[-1] >= stop_recall or is_flat
+
+
+def _measure_nprobe(
+    curve: _Curve, searcher: _Lazy, nprobe: int
+) -> tuple[list[OperatingPoint], bool]:
+    """All searches of so many lists that tell something; False when time ran out before."""
+    points: list[OperatingPoint] = []
+    for ladder in curve.ladders(nprobe):
+        last = -1.0
+        for probe in ladder:
+            point = curve.store.get(curve.key(probe))
+            if point is None:
+                if curve.is_late:
+                    return points, False
+                point = _measure_point(curve, searcher.get(), probe)
+                curve.store.append(point)
+            points.append(point)
+            # More re-ranking than helps costs more and finds nothing.
+            if point.recall < last + _LEAST_GAIN:
+                break
+            last = point.recall
+    return points, True
 
 
 def _build(curve: _Curve, context: BuildContext) -> Searcher:
@@ -223,26 +306,27 @@ def _build(curve: _Curve, context: BuildContext) -> Searcher:
             searcher = build(curve.spec, context)
         except ValueError as error:
             raise BuildError(f"{curve.title} cannot be built: {error}") from error
-        searcher.search(curve.bench.dataset.query[:_WARM_UP_QUERIES], curve.plan.k, 1)
+        probe = curve.ladders(1)[0][0]
+        searcher.search(curve.bench.dataset.query[:_WARM_UP_QUERIES], curve.plan.k, probe)
     return searcher
 
 
-def _measure_point(curve: _Curve, searcher: Searcher, nprobe: int) -> OperatingPoint:
+def _measure_point(curve: _Curve, searcher: Searcher, probe: Probe) -> OperatingPoint:
     plan, dataset = curve.plan, curve.bench.dataset
     queries, k = dataset.query, plan.k
     passes: list[float] = []
     while True:
         start = time.perf_counter()
-        ids, _ = searcher.search(queries, k, nprobe)
+        ids, _ = searcher.search(queries, k, probe)
         passes.append(time.perf_counter() - start)
         if sum(passes) >= plan.timing_seconds or len(passes) >= plan.timing_passes:
             break
-    cost = searcher.cost(queries, nprobe)
+    cost = searcher.cost(queries, k, probe)
     scores = exact_scores(dataset.base, queries, ids, dataset.metric)
     recall = recall_per_query(ids, scores, curve.bench.kth, dataset.metric, plan.ties)
     report = searcher.report
     return OperatingPoint(
-        key=curve.key(nprobe),
+        key=curve.key(probe),
         dataset=dataset.name,
         n=dataset.n,
         d=dataset.d,
@@ -252,6 +336,7 @@ def _measure_point(curve: _Curve, searcher: Searcher, nprobe: int) -> OperatingP
         scanned=float(cost.scanned.mean()),
         coarse=float(cost.coarse.mean()),
         ranking=float(cost.ranking.mean()),
+        scan_unit=cost.scan_unit,
         queries_per_second=len(queries) / min(passes),
         passes=len(passes),
         entries_per_vector=report.entries_per_vector,

@@ -1,161 +1,32 @@
 """The comparison as a table: cost at fixed recall, its ratio to k-means, storage, speed, build."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from gmm_ivf.eval.metrics import cost_at_recall
+from gmm_ivf.eval.codes import CONVENTION
 from gmm_ivf.eval.results import OperatingPoint
+from gmm_ivf.eval.summary import (
+    BASELINE,
+    BEST_TARGETS,
+    TARGETS,
+    WIDE_GAP,
+    Best,
+    Row,
+    Spread,
+    bests,
+    has_several_plain,
+    summarize,
+)
 
-TARGETS = (0.80, 0.90, 0.95, 0.99)
-BASELINE = "kmeans"
 _TEXT_WIDTH = 118
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean, smallest and largest of one number over the seeds."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> "Spread | None":
-        """None unless every seed has a value: a mean over some of them would flatter."""
-        known = [value for value in values if value is not None]
-        if not known or len(known) < len(values):
-            return None
-        return cls(sum(known) / len(known), min(known), max(known))
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method at one nlist; `costs` and `ratios` follow `TARGETS`."""
-
-    method: str
-    costs: tuple[Spread | None, ...]
-    ratios: tuple[Spread | None, ...]
-    entries_per_vector: float
-    bytes_per_vector: float
-    queries_per_second: Spread | None
-    train_seconds: float
-    add_seconds: float
-
-
-@dataclass(frozen=True)
-class Block:
-    """All methods at one nlist, and what they share."""
-
-    nlist: int
-    n: int
-    train_rows: int
-    seeds: tuple[int, ...]
-    rows: tuple[Row, ...]
-
-    @property
-    def title(self) -> str:
-        """Heading of the block, in words."""
-        seeds = ", ".join(map(str, self.seeds))
-        return (
-            f"K = nlist = {self.nlist:,}, N/K = {self.n / self.nlist:,.0f}, flat coarse quantizer, "
-            f"trained on {self.train_rows:,} rows, seed{'s' * (len(self.seeds) > 1)} {seeds}"
-        )
-
-
-Curve = list[OperatingPoint]
-
-
-def curves(points: Iterable[OperatingPoint]) -> dict[tuple[int, str, int], Curve]:
-    """Points by (nlist, method, seed), in the order met, each curve by rising nprobe."""
-    result: dict[tuple[int, str, int], Curve] = {}
-    for point in points:
-        key = point.key
-        result.setdefault((key.nlist, key.method, key.seed), []).append(point)
-    for curve in result.values():
-        curve.sort(key=lambda point: point.key.nprobe)
-    return result
-
-
-def curve_cost(curve: Curve | None, target: float) -> float | None:
-    """Distance computations per query at a recall; None where the curve does not cross it."""
-    if not curve:
-        return None
-    recalls = [point.recall for point in curve]
-    return cost_at_recall(recalls, [point.distance_computations for point in curve], target)
-
-
-def ratio_to_baseline(curve: Curve | None, baseline: Curve | None, target: float) -> float | None:
-    """Baseline cost over this cost at the same recall: above 1 means fewer computations."""
-    ours, theirs = curve_cost(curve, target), curve_cost(baseline, target)
-    return None if ours is None or theirs is None else theirs / ours
-
-
-def summarize(points: Sequence[OperatingPoint]) -> list[Block]:
-    """One block per nlist. Ratios are paired: each seed against k-means of the same seed."""
-    by_key = curves(points)
-    blocks = []
-    for nlist in dict.fromkeys(nlist for nlist, _, _ in by_key):
-        mine = {(method, seed): c for (k, method, seed), c in by_key.items() if k == nlist}
-        methods = tuple(dict.fromkeys(method for method, _ in mine))
-        seeds = tuple(dict.fromkeys(seed for _, seed in mine))
-        first = next(iter(mine.values()))[0]
-        blocks.append(
-            Block(
-                nlist=nlist,
-                n=first.n,
-                train_rows=first.key.train_rows,
-                seeds=seeds,
-                rows=tuple(_row(method, mine, seeds) for method in methods),
-            )
-        )
-    return blocks
-
-
-def _row(method: str, mine: dict[tuple[str, int], Curve], seeds: Sequence[int]) -> Row:
-    own = [mine[method, seed] for seed in seeds if (method, seed) in mine]
-
-    def over_seeds(value: Callable[[int], float | None]) -> Spread | None:
-        return Spread.of([value(seed) for seed in seeds])
-
-    def cost(target: float) -> Spread | None:
-        return over_seeds(lambda seed: curve_cost(mine.get((method, seed)), target))
-
-    def ratio(target: float) -> Spread | None:
-        return over_seeds(
-            lambda seed: ratio_to_baseline(
-                mine.get((method, seed)), mine.get((BASELINE, seed)), target
-            )
-        )
-
-    def mean(value: Callable[[OperatingPoint], float]) -> float:
-        return sum(value(curve[0]) for curve in own) / len(own)
-
-    return Row(
-        method=method,
-        costs=tuple(cost(target) for target in TARGETS),
-        ratios=tuple(ratio(target) for target in TARGETS),
-        entries_per_vector=mean(lambda point: point.entries_per_vector),
-        bytes_per_vector=mean(lambda point: point.bytes_per_vector),
-        queries_per_second=over_seeds(lambda seed: _speed(mine.get((method, seed)), 0.90)),
-        train_seconds=mean(lambda point: point.train_seconds),
-        add_seconds=mean(lambda point: point.add_seconds),
-    )
-
-
-def _speed(curve: Curve | None, target: float) -> float | None:
-    if not curve:
-        return None
-    recalls = [point.recall for point in curve]
-    seconds = cost_at_recall(recalls, [1 / point.queries_per_second for point in curve], target)
-    return None if seconds is None else 1 / seconds
-
-
-def header() -> list[str]:
+def header(with_best: bool) -> list[str]:
     """Column titles, for text and HTML alike."""
     return [
         "method",
         *(f"cost at {target:.2f}" for target in TARGETS),
+        *(f"x best {target:.2f}" for target in BEST_TARGETS if with_best),
         "entries/vector",
         "bytes/vector",
         "QPS at 0.90",
@@ -164,16 +35,17 @@ def header() -> list[str]:
     ]
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Row, with_best: bool) -> list[str]:
     """One table row as text, in the order of `header`."""
     costs = []
-    for cost, ratio in zip(row.costs, row.ratios, strict=True):
-        text = "-" if cost is None else f"{cost.mean:,.0f}"
-        costs.append(text if ratio is None else f"{text} {ratio.mean:.2f}x")
+    for cost, ratio, rough in zip(row.costs, row.ratios, row.is_rough, strict=True):
+        text = "-" if cost is None else f"{'~' * rough}{cost.mean:,.0f}"
+        costs.append(text if ratio is None else f"{text} {_times(ratio)}")
     speed = row.queries_per_second
     return [
         row.method,
         *costs,
+        *(_times(ratio) for ratio in row.to_best if with_best),
         f"{row.entries_per_vector:.2f}",
         f"{row.bytes_per_vector:,.0f}",
         "-" if speed is None else f"{speed.mean:,.0f}",
@@ -182,13 +54,42 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def ranges(row: Row) -> list[str]:
+def _times(ratio: Spread | None) -> str:
+    return "-" if ratio is None else f"{ratio.mean:.2f}x"
+
+
+def ranges(row: Row, with_best: bool) -> list[str]:
     """What goes under the cells: smallest and largest ratio where seeds differ, else ""."""
     spreads = [
         "" if ratio is None or ratio.low == ratio.high else f"{ratio.low:.2f}-{ratio.high:.2f}x"
-        for ratio in row.ratios
+        for ratio in (*row.ratios, *(row.to_best if with_best else ()))
     ]
-    return ["", *spreads, *[""] * (len(header()) - 1 - len(spreads))]
+    return ["", *spreads, *[""] * (len(header(with_best)) - 1 - len(spreads))]
+
+
+def best_header() -> list[str]:
+    """Column titles of the best over all K."""
+    return ["best over all K", "at", "value", "x", "method", "K", "entries/vector", "bytes/vector"]
+
+
+def best_cells(best: Best) -> list[str]:
+    """One row of the best over all K, in the order of `best_header`."""
+    value = f"{best.value:,.0f}" + (" QPS" if best.by == "time" else "")
+    return [
+        best.family,
+        f"{best.target:.2f}",
+        value,
+        _times(best.ratio),
+        best.row.method,
+        f"{best.row.nlist:,}",
+        f"{best.row.entries_per_vector:.2f}",
+        f"{best.row.bytes_per_vector:,.0f}",
+    ]
+
+
+def best_rows(points: Sequence[OperatingPoint]) -> list[Best]:
+    """The best over all K, where there is more than one FAISS index to be the best of."""
+    return bests(points) if has_several_plain(points) else []
 
 
 def explain(points: Sequence[OperatingPoint]) -> list[str]:
@@ -199,14 +100,35 @@ def explain(points: Sequence[OperatingPoint]) -> list[str]:
     ties = "" if first.key.ties == "strict" else f" (ties as in {first.key.ties})"
     return [
         f"cost: distance computations per query at that recall@{first.key.k}{ties} = vectors "
-        "scanned in the probed lists, every copy counted, + nlist comparisons with list centres; "
+        "scanned in the probed lists, every copy counted, + comparisons with list centres (nlist, "
+        "or FAISS's own count of an HNSW search) + other work in units of one distance; "
         f"x: k-means cost / this cost, above 1 means fewer{seeds if several else ''}; "
-        "-: the curve does not cross that recall.",
+        "-: the curve does not cross that recall; "
+        f"~: read off between two points more than {WIDE_GAP:g} of recall apart.",
         "entries/vector: lists that hold a vector, on average; bytes/vector: codes, ids, list "
         f"headers and centres; QPS: queries per second, {first.key.threads} threads, best pass; "
         "train s: the start and all iterations; methods that share a mixture are each charged "
         f"for it; {_training(points)}.",
+        *_more(points),
     ]
+
+
+def _more(points: Sequence[OperatingPoint]) -> list[str]:
+    """Sentences on what only some tables have."""
+    sentences = []
+    if has_several_plain(points):
+        sentences.append(
+            "x best, and x over all K: the least cost (or time) of FAISS's IVF over all K here, "
+            "flat or HNSW coarse quantizer, uncompressed / this one; seeds paired."
+        )
+    if any(point.key.ef_search for point in points):
+        sentences.append(
+            "coarse=hnsw: nprobe and efSearch (32, 64, 128, nprobe at least) are swept together, "
+            "and the best of both counts."
+        )
+    if any("codec=" in point.key.method for point in points):
+        sentences.append(CONVENTION + "; how many are ranked again is swept too.")
+    return sentences
 
 
 def _training(points: Sequence[OperatingPoint]) -> str:
@@ -216,9 +138,10 @@ def _training(points: Sequence[OperatingPoint]) -> str:
         return text
     values = {
         name: "/".join(map(str, dict.fromkeys(settings.get(name) for settings in baseline)))
-        for name in ("niter", "max_points_per_centroid")
+        for name in ("niter", "max_points_per_centroid", "trainer")
     }
-    return f"{text}; k-means is FAISS's, " + ", ".join(f"{k}={v}" for k, v in values.items())
+    trainer = values.pop("trainer").replace("None", "FAISS's k-means")
+    return f"{text}; {trainer}, " + ", ".join(f"{k}={v}" for k, v in values.items())
 
 
 def to_text(points: Sequence[OperatingPoint]) -> str:
@@ -230,11 +153,15 @@ def to_text(points: Sequence[OperatingPoint]) -> str:
         f"{first.dataset}: {first.n:,} vectors of {first.d} dimensions, "
         f"{first.queries:,} queries, metric {first.metric}"
     ]
+    with_best = has_several_plain(points)
     for block in summarize(points):
-        table = [header()]
+        table = [header(with_best)]
         for row in block.rows:
-            table += [cells(row)] + ([ranges(row)] if any(ranges(row)) else [])
+            below = ranges(row, with_best)
+            table += [cells(row, with_best)] + ([below] if any(below) else [])
         lines += ["", block.title, *_align(table)]
+    if best := best_rows(points):
+        lines += ["", *_align([best_header(), *map(best_cells, best)])]
     for sentence in explain(points):
         lines += ["", *textwrap.wrap(sentence, _TEXT_WIDTH, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"

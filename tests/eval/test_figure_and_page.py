@@ -81,7 +81,7 @@ def test_page_holds_figure_table_convention_and_environment(tmp_path, points):
     for expected in (
         "<svg",
         "<td>gmm-soft:tau=1/K</td>",
-        "every copy counted, + nlist comparisons",
+        "every copy counted, + comparisons",
         "<code>python -m eval.recall --k 10</code>",
         "niter = 25",
         "<dt>commit</dt><dd>abc</dd>",

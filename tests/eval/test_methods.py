@@ -6,9 +6,12 @@ import faiss
 import numpy as np
 import pytest
 
-from gmm_ivf.eval import methods
+from gmm_ivf.eval import methods, training
+from gmm_ivf.eval.codes import list_sizes
 from gmm_ivf.eval.method_spec import parse_method
-from gmm_ivf.eval.methods import BuildContext, ListSearcher, build
+from gmm_ivf.eval.methods import build
+from gmm_ivf.eval.searchers import Probe, StockSearcher
+from gmm_ivf.eval.training import BuildContext
 
 
 @pytest.fixture
@@ -37,12 +40,12 @@ def test_IX_R3_scanned_is_the_sum_of_probed_list_sizes_whatever_the_codec(tiny, 
     index.own_fields = False
     index.train(tiny.base)
     index.add(tiny.base)
-    searcher = ListSearcher(index, 0.0, 0.0, {})
+    searcher = StockSearcher(index, 0.0, 0.0, {})
     queries = tiny.query[:5]
-    searcher.search(queries, 2, 3)
+    searcher.search(queries, 2, Probe(3))
     sizes = np.bincount(quantizer.search(tiny.base, 1)[1][:, 0], minlength=len(centres))
     expected = probed_sizes(quantizer, sizes, queries, 3)
-    assert searcher.cost(queries, 3).scanned.tolist() == expected
+    assert searcher.cost(queries, 2, Probe(3)).scanned.tolist() == expected
 
 
 def test_IX_R3_copies_are_counted_in_scanned(tiny, context):
@@ -53,7 +56,7 @@ def test_IX_R3_copies_are_counted_in_scanned(tiny, context):
     ids = np.repeat(np.arange(tiny.n), 2)
     lists = np.tile([0, 1], tiny.n)
     index.add_core(len(twice), *map(faiss.swig_ptr, (twice, ids, lists)))
-    cost = ListSearcher(index, 0.0, 0.0, {}).cost(tiny.query[:3], 4)
+    cost = StockSearcher(index, 0.0, 0.0, {}).cost(tiny.query[:3], 1, Probe(4))
     assert cost.scanned.tolist() == [2 * tiny.n] * 3
 
 
@@ -70,13 +73,13 @@ def test_IX_R3_copies_are_counted_in_scanned(tiny, context):
 @pytest.mark.parametrize("nprobe", [1, 4, 12])
 def test_cost_of_every_method_equals_brute_force(tiny, context, method, nprobe, monkeypatch):
     built = {}
-    real = methods._fill
-    monkeypatch.setattr(methods, "_fill", lambda i, base: built.update(index=i) or real(i, base))
+    real = methods.filled
+    monkeypatch.setattr(methods, "filled", lambda i, base: built.update(index=i) or real(i, base))
     searcher = build(parse_method(method), context)
-    searcher.search(tiny.query, 3, nprobe)
-    cost = searcher.cost(tiny.query, nprobe)
+    searcher.search(tiny.query, 3, Probe(nprobe))
+    cost = searcher.cost(tiny.query, 3, Probe(nprobe))
     index = getattr(built["index"], "index", built["index"])
-    sizes = methods.list_sizes(index)
+    sizes = list_sizes(index)
     quantizer = faiss.downcast_index(index.quantizer)
     assert cost.scanned.tolist() == probed_sizes(quantizer, sizes, tiny.query, nprobe)
     assert set(cost.coarse) == {12.0}
@@ -89,7 +92,7 @@ def test_IX_R4_comparisons_with_centres_are_counted_and_kept_apart(clustered):
     costs = {}
     for nlist, nprobe in ((100, 1), (500, 5)):
         context = BuildContext(data.base, data.base, "l2", nlist, 0, 3, "cpu")
-        cost = build(parse_method("kmeans"), context).cost(data.query, nprobe)
+        cost = build(parse_method("kmeans"), context).cost(data.query, 1, Probe(nprobe))
         costs[nlist] = (cost.scanned.mean(), cost.coarse.mean())
     assert [coarse for _, coarse in costs.values()] == [100, 500]
     # Scanning alone sees no difference; the total does.
@@ -99,14 +102,16 @@ def test_IX_R4_comparisons_with_centres_are_counted_and_kept_apart(clustered):
 
 def test_kmeans_uses_all_training_rows_and_says_so(tiny, context):
     report = build(parse_method("kmeans"), context).report
-    assert report.settings == {"niter": 5, "nredo": 1, "max_points_per_centroid": 100}
+    settings = {key: report.settings[key] for key in ("niter", "nredo", "index")}
+    assert settings == {"niter": 5, "nredo": 1, "index": "IVF12,Flat"}
+    assert report.settings["trainer"].startswith("faiss k-means, CPU, ")
     assert report.settings["max_points_per_centroid"] * context.nlist >= tiny.n
 
 
 def test_kmeans_depends_on_the_seed_only(tiny):
     def answer(seed):
         context = BuildContext(tiny.base, tiny.base, "l2", 12, seed, 5, "cpu")
-        return build(parse_method("kmeans"), context).cost(tiny.query, 2).scanned.tolist()
+        return build(parse_method("kmeans"), context).cost(tiny.query, 1, Probe(2)).scanned.tolist()
 
     assert answer(3) == answer(3)
     assert answer(3) != answer(4)
@@ -126,24 +131,24 @@ def test_methods_that_differ_in_assignment_share_one_mixture(context, monkeypatc
     assert all(r.train_seconds >= s for r, s in zip(reports, seconds, strict=True))
 
 
-def test_rules_on_kmeans_use_its_very_centroids(tiny, context, monkeypatch):
-    built = []
-    real = methods._empty_index
-    monkeypatch.setattr(methods, "_empty_index", lambda q, c: built.append(q) or real(q, c))
-    reports = [
-        build(parse_method(spec), context).report
-        for spec in ("kmeans", "kmeans-soft:rule=top2", "kmeans-soft:rule=soar", "kmeans:niter=1")
-    ]
-    centroids = [q.reconstruct_n(0, 12) for q in built if q.ntotal]
-    # Those of niter=1 are there twice: one index trains them, another is filled.
-    assert len(centroids) == 6
-    for other in centroids[1:4]:
-        np.testing.assert_array_equal(centroids[0], other)
-    assert [r.train_seconds for r in reports[:3]] == [reports[0].train_seconds] * 3
-    assert [r.entries_per_vector for r in reports[:2]] == [1.0, 2.0]
-    assert reports[1].settings["rule"] == "Top2()"
-    assert reports[1].settings["niter"] == 5
-    assert reports[2].settings["rule"] == "Soar(lambda_=1.0, strict=False, candidates=10)"
+def test_kmeans_is_trained_once_for_all_that_use_it(context, monkeypatch):
+    trained = []
+    real = faiss.Clustering.train
+    monkeypatch.setattr(faiss.Clustering, "train", lambda c, *a: (trained.append(c), real(c, *a)))
+    specs = ("kmeans", "kmeans:coarse=hnsw4", "kmeans-soft:rule=top2", "kmeans-soft:rule=soar")
+    searchers = [build(parse_method(spec), context) for spec in specs]
+    assert len(trained) == 1
+    reports = [searcher.report for searcher in searchers]
+    assert [report.entries_per_vector for report in reports[:3]] == [1.0, 1.0, 2.0]
+    assert (
+        min(r.train_seconds for r in reports)
+        >= context.trained[parse_method("kmeans:niter=5")].seconds
+    )
+    assert reports[2].settings["rule"] == "Top2()"
+    assert reports[2].settings["niter"] == 5
+    assert reports[3].settings["rule"] == "Soar(lambda_=1.0, strict=False, candidates=10)"
+    build(parse_method("kmeans:niter=1"), context)
+    assert len(trained) == 2
 
 
 def test_soft_settings_name_the_threshold_in_use(context):
@@ -158,7 +163,7 @@ def test_inner_product_is_searched_as_such(clustered, metric):
     data = clustered(600, 10, 6, metric)
     context = BuildContext(data.base, data.base, metric, 8, 0, 4, "cpu")
     for method in ("kmeans", "gmm", "gmm-soft:tau=1/K", "gmm-soft:rule=soar", "kmeans-soft"):
-        ids, products = build(parse_method(method), context).search(data.query, 5, 8)
+        ids, products = build(parse_method(method), context).search(data.query, 5, Probe(8))
         expected = np.sort(data.query @ data.base.T, axis=1)[:, ::-1][:, :5]
         np.testing.assert_allclose(products, expected, rtol=1e-5, atol=1e-6)
         assert all(len(set(row)) == 5 for row in ids.tolist())
@@ -171,9 +176,9 @@ def test_payload_counts_codes_ids_and_centres(tiny, context):
 
 
 def test_blocks_cover_the_base_once(monkeypatch):
-    monkeypatch.setattr(methods, "_ADD_BYTES", 4 * 3 * 7)
+    monkeypatch.setattr(training, "_ADD_BYTES", 4 * 3 * 7)
     base = np.arange(60, dtype=np.float64).reshape(20, 3)
-    parts = list(methods.blocks(base))
+    parts = list(training.blocks(base))
     assert [len(part) for part in parts] == [7, 7, 6]
     assert {part.dtype for part in parts} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(np.concatenate(parts), base)

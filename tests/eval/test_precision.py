@@ -11,7 +11,7 @@ import torch
 
 from gmm_ivf.comparison import Measured, Step, evaluate, measure
 from gmm_ivf.datasets.synthetic import GENERATORS, Sample
-from gmm_ivf.eval import precision
+from gmm_ivf.eval import accuracy, precision
 from gmm_ivf.eval.accuracy import Problem, Result, components_of, run_problem
 from gmm_ivf.eval.accuracy_table import to_text
 from gmm_ivf.kernels import dispatch, reference
@@ -284,7 +284,7 @@ def test_interrupted_command_keeps_what_it_has(tmp_path, monkeypatch):
         yield from run_problem(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(precision, "run_problem", stop)
+    monkeypatch.setattr(accuracy, "run_problem", stop)
     assert command(tmp_path, "--mode", "fp32") == 130
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1
 

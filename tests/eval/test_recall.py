@@ -18,7 +18,14 @@ from gmm_ivf.eval.environment import set_threads, usable_cores
 from gmm_ivf.eval.results import Store, read_points
 
 ROOT = Path(__file__).resolve().parents[2]
-ARTEFACTS = {"recall.png", "recall.svg", "report.html", "results.jsonl", "table.txt"}
+ARTEFACTS = {
+    "recall.png",
+    "recall.svg",
+    "report.html",
+    "results.jsonl",
+    "summary.jsonl",
+    "table.txt",
+}
 
 
 @pytest.fixture
@@ -125,7 +132,7 @@ def test_bad_arguments_give_one_sentence(arguments, words, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nlist", "5000"], ["--nlist 5000", "1080 vectors"]),
+        (["--nlist", "5000"], ["nlist 5000", "1080 vectors"]),
         (["--k", "2000"], ["--k 2000", "1080 vectors"]),
         (["--limit", "5000"], ["limit", "5000"]),
     ],

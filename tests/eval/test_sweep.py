@@ -12,7 +12,15 @@ import torch
 from gmm_ivf.eval import sweep
 from gmm_ivf.eval.method_spec import parse_method
 from gmm_ivf.eval.results import Store
-from gmm_ivf.eval.sweep import Bench, nprobe_grid, run, training_rows
+from gmm_ivf.eval.searchers import Probe
+from gmm_ivf.eval.sweep import Bench, nprobe_grid, training_rows
+
+
+def run(*arguments):
+    """Points of a run that leaves nothing out."""
+    points, left_out = sweep.run(*arguments)
+    assert left_out == []
+    return points
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ def test_recall_equals_brute_force_on_sets(tiny, plan, tmp_path):
         replace(plan, nprobes=(2,)), Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {}
     )
     context = sweep._context(plan, Bench.prepare(tiny, 5), 12, 0)
-    ids, _ = sweep.build(parse_method("kmeans"), context).search(tiny.query, 5, 2)
+    ids, _ = sweep.build(parse_method("kmeans"), context).search(tiny.query, 5, Probe(2))
     pairs = zip(ids, tiny.ground_truth[:, :5], strict=True)
     expected = np.mean([len(set(a) & set(b)) / 5 for a, b in pairs])
     assert point.recall == pytest.approx(expected)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gmm_ivf.eval.tables import curves, summarize, to_text
+from gmm_ivf.eval.summary import curves, summarize
+from gmm_ivf.eval.tables import to_text
 
 
 def curve(point, costs, recalls=(0.75, 0.85, 0.92, 0.96), **changes):
@@ -67,7 +68,7 @@ def test_text_is_aligned_and_explains_itself(point):
     lines = to_text(points).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("method"))
     assert len({len(line) for line in lines[head : head + 3]}) == 1
-    assert "K = nlist = 10, N/K = 100, flat coarse quantizer" in lines[head - 1]
+    assert "K = nlist = 10, N/K = 100, trained on" in lines[head - 1]
     assert "above 1 means fewer" in " ".join(lines)
     assert max(map(len, lines)) <= 132
 

@@ -1,0 +1,335 @@
+"""What curves say: cost and speed at fixed recall, ratios to k-means, the best of each family."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmm_ivf.eval.method_spec import MethodSpec, parse_method
+from gmm_ivf.eval.metrics import cost_at_recall, gap_at_recall
+from gmm_ivf.eval.results import OperatingPoint
+
+TARGETS = (0.80, 0.90, 0.95, 0.99)
+#: Recalls at which the best over all K are compared.
+BEST_TARGETS = (0.90, 0.95)
+BASELINE = "kmeans"
+#: Storage up to which an index counts as one that stores each vector once.
+ONCE = 1.1
+#: Recall between two points from which on a cost read off between them is marked.
+WIDE_GAP = 0.05
+SCHEMA = 1
+
+Curve = list[OperatingPoint]
+Curves = Mapping[tuple[int, str, int], Curve]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, smallest and largest of one number over the seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread | None":
+        """None unless every seed has a value: a mean over some of them would flatter."""
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return None
+        return cls(sum(known) / len(known), min(known), max(known))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one nlist; `costs`, `ratios` and `is_rough` follow `TARGETS`.
+
+    `to_best` follows `BEST_TARGETS`: cost of the best plain FAISS index over all K / this cost.
+    """
+
+    method: str
+    nlist: int
+    seeds: tuple[int, ...]
+    costs: tuple[Spread | None, ...]
+    ratios: tuple[Spread | None, ...]
+    is_rough: tuple[bool, ...]
+    to_best: tuple[Spread | None, ...]
+    entries_per_vector: float
+    bytes_per_vector: float
+    queries_per_second: Spread | None
+    train_seconds: float
+    add_seconds: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """All methods at one nlist, and what they share."""
+
+    nlist: int
+    n: int
+    train_rows: int
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """Heading of the block, in words."""
+        seeds = ", ".join(map(str, self.seeds))
+        return (
+            f"K = nlist = {self.nlist:,}, N/K = {self.n / self.nlist:,.0f}, "
+            f"trained on {self.train_rows:,} rows, seed{'s' * (len(self.seeds) > 1)} {seeds}"
+        )
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best curve of a family at one recall, over all K; `ratio` is to that of plain FAISS."""
+
+    family: str
+    target: float
+    by: str
+    row: Row
+    value: float
+    ratio: Spread | None
+
+
+def curves(points: Iterable[OperatingPoint]) -> dict[tuple[int, str, int], Curve]:
+    """Points by (nlist, method, seed), in the order met, each curve by rising effort."""
+    result: dict[tuple[int, str, int], Curve] = {}
+    for point in points:
+        key = point.key
+        result.setdefault((key.nlist, key.method, key.seed), []).append(point)
+    for curve in result.values():
+        curve.sort(key=lambda p: (p.key.nprobe, p.key.ef_search, p.key.refine_factor))
+    return result
+
+
+def curve_cost(curve: Curve | None, target: float) -> float | None:
+    """Distance computations per query at a recall; None where the curve does not cross it."""
+    return _read(curve, target, cost_at_recall, lambda point: point.distance_computations)
+
+
+def curve_seconds(curve: Curve | None, target: float) -> float | None:
+    """Seconds per query at a recall; None where the curve does not cross it."""
+    return _read(curve, target, cost_at_recall, lambda point: 1 / point.queries_per_second)
+
+
+def _read(
+    curve: Curve | None,
+    target: float,
+    how: Callable[[list[float], list[float], float], float | None],
+    value: Callable[[OperatingPoint], float],
+) -> float | None:
+    if not curve:
+        return None
+    return how([point.recall for point in curve], [value(point) for point in curve], target)
+
+
+def ratio_to_baseline(curve: Curve | None, baseline: Curve | None, target: float) -> float | None:
+    """Baseline cost over this cost at the same recall: above 1 means fewer computations."""
+    ours, theirs = curve_cost(curve, target), curve_cost(baseline, target)
+    return None if ours is None or theirs is None else theirs / ours
+
+
+def is_plain_faiss(spec: MethodSpec) -> bool:
+    """Whether a method is FAISS's own IVF over uncompressed vectors, by any coarse quantizer."""
+    return spec.name == BASELINE and spec.get("codec", "Flat") == "Flat"
+
+
+def _family(spec: MethodSpec, entries: float) -> str:
+    if is_plain_faiss(spec):
+        return FAISS
+    if spec.get("codec", "Flat") != "Flat":
+        return FAISS_CODES if spec.name == BASELINE else OUR_CODES
+    return OURS_ONCE if entries <= ONCE else OURS
+
+
+FAISS = "FAISS IVF, flat or HNSW"
+FAISS_CODES = "FAISS, codes"
+OURS_ONCE = f"ours, up to {ONCE} entries a vector"
+OURS = "ours, more entries"
+OUR_CODES = "ours, codes"
+_FAMILIES = (FAISS, FAISS_CODES, OURS_ONCE, OURS, OUR_CODES)
+
+
+def summarize(points: Sequence[OperatingPoint]) -> list[Block]:
+    """One block per nlist. Ratios are paired: each seed against k-means of the same seed."""
+    by_key = curves(points)
+    best = {target: _best_plain(by_key, target) for target in BEST_TARGETS}
+    blocks = []
+    for nlist in dict.fromkeys(nlist for nlist, _, _ in by_key):
+        own = {key: curve for key, curve in by_key.items() if key[0] == nlist}
+        first = next(iter(own.values()))[0]
+        blocks.append(
+            Block(
+                nlist=nlist,
+                n=first.n,
+                train_rows=first.key.train_rows,
+                seeds=tuple(dict.fromkeys(seed for _, _, seed in own)),
+                rows=tuple(
+                    _row(nlist, method, by_key, best)
+                    for method in dict.fromkeys(method for _, method, _ in own)
+                ),
+            )
+        )
+    return blocks
+
+
+def has_several_plain(points: Sequence[OperatingPoint]) -> bool:
+    """Whether there is more than one plain FAISS index to be the best of."""
+    return len(_plain(curves(points))) > 1
+
+
+def _plain(by_key: Curves) -> list[tuple[int, str]]:
+    kinds = dict.fromkeys((nlist, method) for nlist, method, _ in by_key)
+    return [(nlist, method) for nlist, method in kinds if is_plain_faiss(parse_method(method))]
+
+
+def _seeds(by_key: Curves, nlist: int, method: str) -> list[int]:
+    return [seed for k, m, seed in by_key if (k, m) == (nlist, method)]
+
+
+def _best_plain(by_key: Curves, target: float) -> tuple[int, str] | None:
+    """(nlist, method) of the plain FAISS index of least mean cost."""
+    costs = {}
+    for nlist, method in _plain(by_key):
+        seeds = _seeds(by_key, nlist, method)
+        costs[nlist, method] = Spread.of(
+            [curve_cost(by_key[nlist, method, seed], target) for seed in seeds]
+        )
+    known = {kind: cost.mean for kind, cost in costs.items() if cost is not None}
+    return min(known, key=lambda kind: known[kind]) if known else None
+
+
+def _row(
+    nlist: int, method: str, by_key: Curves, best: Mapping[float, tuple[int, str] | None]
+) -> Row:
+    seeds = _seeds(by_key, nlist, method)
+    own = [by_key[nlist, method, seed] for seed in seeds]
+
+    def ratio(target: float, other: tuple[int, str] | None) -> Spread | None:
+        # A rival that was measured with fewer seeds is compared on those.
+        shared = [seed for seed in seeds if other and (*other, seed) in by_key]
+        return Spread.of(
+            [
+                ratio_to_baseline(by_key[nlist, method, s], by_key[(*other, s)], target)
+                for s in shared
+                if other
+            ]
+        )
+
+    def mean(value: Callable[[OperatingPoint], float]) -> float:
+        return sum(value(curve[0]) for curve in own) / len(own)
+
+    seconds = [curve_seconds(curve, 0.90) for curve in own]
+    return Row(
+        method=method,
+        nlist=nlist,
+        seeds=tuple(seeds),
+        costs=tuple(Spread.of([curve_cost(c, t) for c in own]) for t in TARGETS),
+        ratios=tuple(ratio(target, (nlist, BASELINE)) for target in TARGETS),
+        is_rough=tuple(any(_is_rough(c, t) for c in own) for t in TARGETS),
+        to_best=tuple(ratio(target, best[target]) for target in BEST_TARGETS),
+        entries_per_vector=mean(lambda point: point.entries_per_vector),
+        bytes_per_vector=mean(lambda point: point.bytes_per_vector),
+        queries_per_second=Spread.of([None if s is None else 1 / s for s in seconds]),
+        train_seconds=mean(lambda point: point.train_seconds),
+        add_seconds=mean(lambda point: point.add_seconds),
+    )
+
+
+def _is_rough(curve: Curve, target: float) -> bool:
+    gap = _read(curve, target, gap_at_recall, lambda point: point.distance_computations)
+    return gap is not None and gap > WIDE_GAP
+
+
+def bests(points: Sequence[OperatingPoint]) -> list[Best]:
+    """The best of each family over all K at `BEST_TARGETS`, by cost, and by speed at the first."""
+    by_key = curves(points)
+    rows = [row for block in summarize(points) for row in block.rows]
+    found: list[Best] = []
+    for by, target in [*(("cost", t) for t in BEST_TARGETS), ("time", BEST_TARGETS[0])]:
+        read = curve_cost if by == "cost" else curve_seconds
+        winners = {}
+        for row in rows:
+            seeds = _seeds(by_key, row.nlist, row.method)
+            values = {s: read(by_key[row.nlist, row.method, s], target) for s in seeds}
+            mean = Spread.of(list(values.values()))
+            family = _family(parse_method(row.method), row.entries_per_vector)
+            if mean and (family not in winners or mean.mean < winners[family][1].mean):
+                winners[family] = (row, mean, values)
+        reference = winners[FAISS][2] if FAISS in winners else {}
+        for family in _FAMILIES:
+            if family in winners:
+                row, mean, values = winners[family]
+                ratios = [reference[s] / values[s] for s in values if s in reference]
+                value = mean.mean if by == "cost" else 1 / mean.mean
+                found.append(Best(family, target, by, row, value, Spread.of(ratios)))
+    return found
+
+
+def write_summary(points: Sequence[OperatingPoint], path: Path) -> None:
+    """Write the rows of the table and the best over all K as JSON lines, anew."""
+    lines = [_row_json(row, points[0]) for block in summarize(points) for row in block.rows]
+    lines += [_best_json(best, points[0]) for best in bests(points)]
+    text = "".join(json.dumps(line, sort_keys=True, allow_nan=False) + "\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
+
+
+def _spread_json(spread: Spread | None) -> list[float] | None:
+    return None if spread is None else [spread.mean, spread.low, spread.high]
+
+
+def _row_json(row: Row, first: OperatingPoint) -> dict[str, Any]:
+    """One method at one nlist; spreads are [mean, low, high], ratios above 1 are better."""
+    at = {
+        f"{target:.2f}": {
+            "cost": _spread_json(cost),
+            "ratio_to_kmeans": _spread_json(ratio),
+            "is_rough": rough,
+        }
+        for target, cost, ratio, rough in zip(
+            TARGETS, row.costs, row.ratios, row.is_rough, strict=True
+        )
+    }
+    for target, spread in zip(BEST_TARGETS, row.to_best, strict=True):
+        at[f"{target:.2f}"]["ratio_to_best_faiss"] = _spread_json(spread)
+    return _common(first) | {
+        "kind": "method",
+        "method": row.method,
+        "nlist": row.nlist,
+        "seeds": row.seeds,
+        "at": at,
+        "entries_per_vector": row.entries_per_vector,
+        "bytes_per_vector": row.bytes_per_vector,
+        "queries_per_second_at_0.90": _spread_json(row.queries_per_second),
+        "train_seconds": row.train_seconds,
+        "add_seconds": row.add_seconds,
+    }
+
+
+def _best_json(best: Best, first: OperatingPoint) -> dict[str, Any]:
+    return _common(first) | {
+        "kind": "best",
+        "family": best.family,
+        "recall": best.target,
+        "by": best.by,
+        "method": best.row.method,
+        "nlist": best.row.nlist,
+        "cost" if best.by == "cost" else "queries_per_second": best.value,
+        "ratio_to_best_faiss": _spread_json(best.ratio),
+        "entries_per_vector": best.row.entries_per_vector,
+        "bytes_per_vector": best.row.bytes_per_vector,
+    }
+
+
+def _common(first: OperatingPoint) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "dataset": first.dataset,
+        "n": first.n,
+        "d": first.d,
+        "k": first.key.k,
+        "threads": first.key.threads,
+    }
