@@ -152,7 +152,8 @@ class Searching(Adapter):
         ----------
         x : array-like of shape (q, d)
         radius : float
-            Squared L2 distances below it count, or inner products above it.
+            Squared L2 distances below it count, or inner products above it; those of the codes,
+            also where `refine` keeps the originals.
         params : faiss.SearchParametersIVF, default=None
             As in `search`.
 

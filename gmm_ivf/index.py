@@ -14,6 +14,7 @@ from gmm_ivf._checks import (
     referenced_by,
 )
 from gmm_ivf._converting import Converting
+from gmm_ivf._decoding import check_in_memory
 from gmm_ivf._faiss import faiss
 from gmm_ivf._making import make_layout
 from gmm_ivf._mutating import Mutating
@@ -263,11 +264,7 @@ class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
         return self
 
     def __reduce__(self):
-        lists = faiss.downcast_InvertedLists(self._ivf.invlists)
-        if not isinstance(lists, faiss.ArrayInvertedLists):
-            raise NotImplementedError(
-                f"{type(lists).__name__} lie in a file: read the index into memory to copy it."
-            )
+        check_in_memory(self._ivf)
         return _unpickled, (faiss.serialize_index(self.index), self.quantizer, *self.state())
 
     def __copy__(self) -> "IndexIVFGMM":
