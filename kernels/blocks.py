@@ -149,3 +149,37 @@ def total_kernel(partial, out, slabs, size, SLABS: tl.constexpr, BLOCK: tl.const
         at = partial + s[:, None].to(tl.int64) * size + cols[None, :]
         acc += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float64), axis=0)
     tl.store(out + cols, acc * LOWERED, mask=cols < size)
+
+
+@triton.jit
+def total_tail_kernel(
+    partial, count, half, slabs, k, padded, SLABS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """`total_kernel` of the sums of r x_tail: sums of r, and of r times the tail's half norm.
+
+    (slabs, padded, 16) to (k,) twice.
+    """
+    ks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    counts = tl.zeros((BLOCK,), tl.float64)
+    halves = tl.zeros((BLOCK,), tl.float64)
+    for s0 in range(0, slabs, SLABS):
+        s = s0 + tl.arange(0, SLABS)
+        inside = (s < slabs)[:, None] & (ks < k)[None, :]
+        at = partial + (s[:, None].to(tl.int64) * padded + ks[None, :]) * TAIL
+        counts += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float64), axis=0)
+        for column in tl.static_range(1, 4):
+            part = tl.load(at + column, mask=inside, other=0.0)
+            halves += tl.sum(part.to(tl.float64), axis=0)
+    tl.store(count + ks, counts * LOWERED, mask=ks < k)
+    tl.store(half + ks, halves * LOWERED, mask=ks < k)
+
+
+@triton.jit(do_not_specialize=["n"])
+def log_total_kernel(norm, out, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Log-normalisers of ROWS rows in natural units, added in float64; one sum a program."""
+    start = tl.program_id(0).to(tl.int64) * ROWS
+    acc = tl.zeros((BLOCK,), tl.float64)
+    for step in range(0, ROWS, BLOCK):
+        rows = start + step + tl.arange(0, BLOCK)
+        acc += tl.load(norm + rows, mask=rows < n, other=0.0).to(tl.float64)
+    tl.store(out + tl.program_id(0), tl.sum(acc, axis=0) * LN2)

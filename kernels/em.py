@@ -4,10 +4,14 @@
     prepared = prepare(components, mode)   once per iteration
     rows, statistics = e_step(samples, prepared, shift=rows.norm)
 
+`kernels.loop` does whole iterations in place.
+
 `x` is already centred and scaled by the caller. Products run in the precision of the mode, exp, log
 and accumulation in float32, totals in float64. No launch waits for the host and no kernel uses
 atomics: the same input gives the same bits.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +29,22 @@ from gmm_ivf.kernels.launch import (
     device_limits,
     specialise,
     total,
+    total_tail,
 )
-from gmm_ivf.kernels.operands import LN2, NORM_SCALE, Prepared, Samples, prepare, stage
+from gmm_ivf.kernels.operands import LN2, Prepared, Samples, prepare, stage
 from gmm_ivf.kernels.sweep import sweep_rows, sweep_sums, sweep_top
 
-__all__ = ["Rows", "accumulate", "e_step", "log_density", "prepare", "row_pass", "stage", "top"]
+__all__ = [
+    "Partials",
+    "Rows",
+    "accumulate",
+    "e_step",
+    "log_density",
+    "prepare",
+    "row_pass",
+    "stage",
+    "top",
+]
 
 # Programs of the accumulation per multiprocessor, and samples per slab at least.
 WAVES = 6
@@ -41,6 +56,7 @@ def row_pass(
     prepared: Prepared,
     *,
     shift: Tensor | None = None,
+    out: Tensor | None = None,
     configs: Configs = None,
 ) -> Rows:
     """Log-normaliser of every sample over all components.
@@ -52,6 +68,8 @@ def row_pass(
     shift : Tensor of shape (rows,), float32, optional
         A guess of the result, such as the `norm` of the previous iteration. It makes the pass
         cheaper and does not change what is computed: rows for which it is far off are done again.
+    out : Tensor of shape (rows,), float32, optional
+        Written and returned; `samples.empty_rows()` or a `norm`, and may be `shift`.
     configs : mapping of job to Config, optional
         Overrides the tuned block sizes.
     """
@@ -61,7 +79,7 @@ def row_pass(
     config = config_for("row", samples, prepared, configs)
     n, (parts, rows, stride) = samples.n, samples.values.shape
     k, block_d = prepared.linear.shape[1:]
-    norm = samples.empty_rows()
+    norm = samples.empty_rows() if out is None else out
     fused.row_kernel[(-(-n // config.block_n),)](
         samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
         prepared.gain, prepared.offset, norm if shift is None else shift, norm,
@@ -154,6 +172,46 @@ def e_step(
     return rows, about_means(samples, rows, prepared, sums)
 
 
+@dataclass(frozen=True)
+class Partials:
+    """Where the fused kernel writes the sums over each slab of samples.
+
+    Attributes
+    ----------
+    slab : int
+        Samples of a slab.
+    s0, s1, s2, tail : Tensor
+        (slabs, K', ...) sums of r, of r x, of r x^2 and of r times the tails of the samples; those
+        that a covariance type does not need are `s1`.
+    """
+
+    slab: int
+    s0: Tensor
+    s1: Tensor
+    s2: Tensor
+    tail: Tensor
+
+
+def partials(samples: Samples, prepared: Prepared, configs: Configs = None) -> Partials:
+    """Memory for `moments`, which an iteration after the other may use again."""
+    config = config_for("moment", samples, prepared, configs)
+    k, block_d = prepared.linear.shape[1:]
+    kind, device = prepared.components.covariance_type, samples.values.device
+    count, slab = _slabs(samples.n, k // config.block_k, config.block_n, device_limits(device)[2])
+
+    def partial(*shape: int) -> Tensor:
+        return torch.empty(count, k, *shape, dtype=torch.float32, device=device)
+
+    s1 = partial(block_d)
+    return Partials(
+        slab,
+        s1 if kind == "spherical" else partial(),
+        s1,
+        partial(block_d) if kind == "diag" else s1,
+        partial(TAIL_COLUMNS) if kind == "spherical" else s1,
+    )
+
+
 def _slabs(n: int, k_blocks: int, block_n: int, multiprocessors: int) -> tuple[int, int]:
     """Number of slabs and their length, a multiple of `block_n`."""
     wanted = max(1, WAVES * multiprocessors // k_blocks)
@@ -162,31 +220,28 @@ def _slabs(n: int, k_blocks: int, block_n: int, multiprocessors: int) -> tuple[i
     return -(-n // length), length
 
 
-def moments(samples: Samples, rows: Rows, prepared: Prepared, configs: Configs) -> Sums:
+def moments(
+    samples: Samples,
+    rows: Rows,
+    prepared: Prepared,
+    configs: Configs = None,
+    scratch: Partials | None = None,
+) -> Sums:
     """Sums about the origin by the fused kernel."""
     config = config_for("moment", samples, prepared, configs)
     n, (parts, padded, stride) = samples.n, samples.values.shape
     k, block_d = prepared.linear.shape[1:]
-    kind, device = prepared.components.covariance_type, samples.values.device
-    k_blocks = k // config.block_k
-    count, slab = _slabs(n, k_blocks, config.block_n, device_limits(device)[2])
-
-    def partial(*shape: int) -> Tensor:
-        return torch.empty(count, k, *shape, dtype=torch.float32, device=device)
-
-    s1 = partial(block_d)
-    s0, s_tail = (s1, partial(TAIL_COLUMNS)) if kind == "spherical" else (partial(), s1)
-    s2 = partial(block_d) if kind == "diag" else s1
-    fused.moment_kernel[(k_blocks, count)](
+    s = partials(samples, prepared, configs) if scratch is None else scratch
+    fused.moment_kernel[(k // config.block_k, len(s.s1))](
         samples.values, prepared.linear, prepared.quadratic, prepared.tail,
-        prepared.gain, prepared.offset, rows.norm, s0, s1, s2, s_tail,
-        n, slab, k, samples.width, stride,
+        prepared.gain, prepared.offset, rows.norm, s.s0, s.s1, s.s2, s.tail,
+        n, s.slab, k, samples.width, stride,
         padded * stride * (parts - 1), k * block_d * (parts - 1),
         **specialise(samples, prepared, config, block_d),
     )  # fmt: skip
-    first = total(s1, prepared)[:, : samples.n_features]
-    if kind == "spherical":
-        tail = total(s_tail, prepared)
-        return Sums(tail[:, 0], first, tail[:, 1:4].sum(1) * (2 * NORM_SCALE))
-    second = total(s2, prepared)[:, : samples.n_features] if kind == "diag" else first
-    return Sums(total(s0, prepared), first, second)
+    first = total(s.s1, prepared)[:, : samples.n_features]
+    if prepared.components.covariance_type == "spherical":
+        count, second = total_tail(s.tail, prepared)
+        return Sums(count, first, second)
+    second = first if s.s2 is s.s1 else total(s.s2, prepared)[:, : samples.n_features]
+    return Sums(total(s.s0, prepared), first, second)

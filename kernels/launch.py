@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmm_ivf.kernels.blocks import total_kernel
+from gmm_ivf.kernels.blocks import log_total_kernel, total_kernel, total_tail_kernel
 from gmm_ivf.kernels.components import Statistics
-from gmm_ivf.kernels.operands import LN2, Prepared, Samples, scatter
+from gmm_ivf.kernels.operands import NORM_SCALE, Prepared, Samples, scatter
 from gmm_ivf.kernels.tuning import SAFE_SHARED_BYTES, Config, Problem, choose
+
+# Block sizes of the totals over slabs, and rows that a program adds up for the log-likelihood.
+TOTAL: dict[str, Any] = {"SLABS": 8, "BLOCK": 128}
+TOTAL_TAIL: dict[str, Any] = {"SLABS": 8, "BLOCK": 32}
+LOG_TOTAL: dict[str, Any] = {"ROWS": 4096, "BLOCK": 1024}
 
 # Block sizes by job ("row", "moment", "logit", "sum") in place of the tuned ones.
 Configs = Mapping[str, Config] | None
@@ -104,10 +109,31 @@ def check_match(samples: Samples, prepared: Prepared) -> None:
 def total(partial: Tensor, prepared: Prepared) -> Tensor:
     """Sum over the slabs in float64, without the padding and the lift of the responsibilities."""
     out = torch.empty(partial.shape[1:], dtype=torch.float64, device=partial.device)
-    block: dict[str, Any] = {"SLABS": 8, "BLOCK": 128}
     size = out.numel()
-    total_kernel[(-(-size // block["BLOCK"]),)](partial, out, partial.shape[0], size, **block)
+    total_kernel[(-(-size // TOTAL["BLOCK"]),)](partial, out, partial.shape[0], size, **TOTAL)
     return out[: prepared.components.means.shape[0]]
+
+
+def total_tail(partial: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
+    """`total` of the sums of r times the tails of the samples: those of r and of r |x|^2."""
+    slabs, padded, _ = partial.shape
+    k = prepared.components.means.shape[0]
+    count, half = torch.empty(2, k, dtype=torch.float64, device=partial.device)
+    total_tail_kernel[(-(-k // TOTAL_TAIL["BLOCK"]),)](
+        partial, count, half, slabs, k, padded, **TOTAL_TAIL
+    )
+    return count, half.mul_(2 * NORM_SCALE)
+
+
+def log_total(samples: Samples, rows: Rows) -> Tensor:
+    """Sum of the log-normalisers in natural units, a float64 scalar.
+
+    That is the log-likelihood, but for the row term of tied covariances.
+    """
+    programs = -(-samples.n // LOG_TOTAL["ROWS"])
+    out = torch.empty(programs, dtype=torch.float64, device=rows.norm.device)
+    log_total_kernel[(programs,)](rows.norm, out, samples.n, **LOG_TOTAL)
+    return out.sum()
 
 
 def about_means(samples: Samples, rows: Rows, prepared: Prepared, sums: Sums) -> Statistics:
@@ -115,7 +141,7 @@ def about_means(samples: Samples, rows: Rows, prepared: Prepared, sums: Sums) ->
     c = prepared.components
     means, s0 = c.means, sums.count
     s1 = sums.first - s0[:, None] * means
-    log_likelihood = rows.norm[: samples.n].sum(dtype=torch.float64) * LN2
+    log_likelihood = log_total(samples, rows)
     if c.covariance_type == "tied":
         scattered = scatter(samples)
         cross = sums.first.T @ means

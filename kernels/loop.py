@@ -1,0 +1,118 @@
+"""EM iterations in place: the memory of one iteration serves all, and a CUDA graph replays them."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gmm_ivf.kernels import em
+from gmm_ivf.kernels.components import Components, m_step
+from gmm_ivf.kernels.launch import about_means, log_total
+from gmm_ivf.kernels.operands import Prepared, Samples, prepare
+from gmm_ivf.kernels.sweep import sweep_sums
+from gmm_ivf.kernels.update import UPDATED_TYPES, update
+
+# Covariance types of whose iterations no part waits for the host, or chooses its shapes by values.
+CAPTURED_TYPES = ("spherical", "diag", "tied")
+
+
+class Loop:
+    """Iterations over staged samples; nothing in them waits for the device.
+
+    On CUDA all bursts but the first are replays of a graph of one iteration. The first runs launch
+    by launch, which compiles and loads the kernels. Full covariances always run so.
+
+    Parameters
+    ----------
+    samples : Samples
+    components : Components
+        Those to start from, which are copied.
+    reg_covar : float
+        Added to the diagonal of each covariance, in squared units of the samples.
+    """
+
+    def __init__(self, samples: Samples, components: Components, reg_covar: float):
+        self.samples = samples
+        self.reg_covar = reg_covar
+        prepared = prepare(components, samples.mode)
+        self.prepared = replace(prepared, components=_copy(components))
+        device = samples.values.device
+        self._reg_covar = torch.full((1,), reg_covar, dtype=torch.float64, device=device)
+        self._norm = samples.empty_rows()
+        self._forget()
+        self._partials = em.partials(samples, self.prepared) if self.prepared.fused else None
+        self._captured = device.type == "cuda" and components.covariance_type in CAPTURED_TYPES
+        self._warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._log_likelihood: Tensor | None = None
+
+    def restart(self, components: Components) -> None:
+        """Go on from other components, of the same type and shape."""
+        _overwrite(self.prepared, prepare(components, self.samples.mode))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Guess normalisers of 1: those of rows for which a guess is far off are computed twice."""
+        self._norm[: self.samples.n] = 0
+
+    def components(self) -> Components:
+        """A copy of the components reached."""
+        return _copy(self.prepared.components)
+
+    def run(self, count: int) -> Tensor:
+        """So many iterations; the log-likelihood that each began with, (count,) float64."""
+        totals = self._reg_covar.new_empty(count)
+        if self._captured and self._warm and self._graph is None:
+            self._graph = self._capture()
+        for i in range(count):
+            if self._graph is None:
+                totals[i] = self._iterate()
+            else:
+                self._graph.replay()
+                totals[i] = self._log_likelihood
+        self._warm = True
+        return totals
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(self._norm.device),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            self._log_likelihood = self._iterate()
+        return graph
+
+    def _iterate(self) -> Tensor:
+        """One iteration; the log-likelihood before it."""
+        samples, prepared = self.samples, self.prepared
+        if self._partials is None:
+            rows, sums = sweep_sums(samples, prepared, None)
+        else:
+            rows = em.row_pass(samples, prepared, shift=self._norm, out=self._norm)
+            sums = em.moments(samples, rows, prepared, scratch=self._partials)
+        if prepared.components.covariance_type in UPDATED_TYPES:
+            update(samples, prepared, sums, self._reg_covar)
+            return log_total(samples, rows)
+        statistics = about_means(samples, rows, prepared, sums)
+        new = m_step(statistics, prepared.components, self.reg_covar, check=False)
+        _overwrite(prepared, prepare(new, prepared.mode))
+        return statistics.log_likelihood
+
+
+def _copy(components: Components) -> Components:
+    c = components
+    parts = (c.weights, c.means, c.covariances, c.precisions_cholesky)
+    copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return Components(c.covariance_type, *copies)
+
+
+def _tensors(prepared: Prepared) -> list[Tensor]:
+    """All tensors of prepared components, each once."""
+    parts = [*vars(prepared.components).values(), *vars(prepared).values()]
+    return list({id(part): part for part in parts if isinstance(part, Tensor)}.values())
+
+
+def _overwrite(prepared: Prepared, new: Prepared) -> None:
+    """Copy the values of `new`."""
+    for old, fresh in zip(_tensors(prepared), _tensors(new), strict=True):
+        old.copy_(fresh)
