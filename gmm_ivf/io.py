@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._checks import checked_ivf
+from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._description import prefix_names
 from gmm_ivf._faiss import faiss
 from gmm_ivf._list_data import (
@@ -56,6 +57,8 @@ def write_index(index: IndexIVFGMM, path: str | os.PathLike) -> None:
     if not index.is_trained:
         raise ValueError("index is not trained: call train(x) before writing it.")
     index._ready()
+    # A graph over the means is built at the first search: there shall be one to write.
+    CoarseRanker(index.quantizer, index.quantizer.mixture)
     ivf = index._ivf
     values, mixture = quantizer_parts(index.quantizer)
     state, kept = index.state()
@@ -87,7 +90,8 @@ def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = Tr
     mmap : bool, default=False
         Leave the entries of the lists in the file, for indexes larger than memory. Such an index
         is read-only, and the file must not be changed or cut while it is in use (`write_index` to
-        the same path is no such change: it makes a new file).
+        the same path is no such change: it makes a new file). Originals (`refine`) and a FastScan
+        copy are in memory all the same.
     verify : bool, default=True
         False skips the checksum of those entries, which costs reading the whole file once. All
         else is always checked.
@@ -103,6 +107,11 @@ def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = Tr
         When there is no such file.
     ValueError
         When it is truncated, tampered with, of another kind, or of a newer version.
+
+    Notes
+    -----
+    Nothing in the file is run. Checksums tell damage, not forgery: who can write a file can give it
+    right ones, and FAISS's reader does not stand everything.
     """
     file = Sections(path)
     if verify:

@@ -200,7 +200,6 @@ def test_a_graph_comes_back(blobs, tmp_path):
         index.train(x)
     index.add(x)
     index.nprobe = 6
-    index.search(x[:5], 3)
     write_index(index, tmp_path / "f")
     read = read_index(tmp_path / "f")
     assert (read.quantizer.coarse, read.quantizer.ef_search) == ("hnsw4", 8)
