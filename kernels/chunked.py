@@ -134,7 +134,8 @@ def sum_kernel(
     """Moments of a block of components and columns, tail included, over one slab of a chunk."""
     ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     cols = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    begin = tl.program_id(2).to(tl.int64) * slab
+    # Said so that responsibilities side by side, of whatever component, are loaded together.
+    begin = tl.multiple_of(tl.program_id(2).to(tl.int64) * slab, 16)
     at = tile_at(x, start + begin, cols, stride, BLOCK_N)
     at_resp = tile_at(resp, begin, ks.to(tl.int64) * resp_k, resp_n, BLOCK_N)
     first = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)

@@ -41,35 +41,28 @@ RELIFT = tl.constexpr(2.0 ** (LIST_LIFT - LIFT))
 
 
 @triton.jit
-def _loaded(
-    x, part_x, d, stride, first, PANELS: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+def _row_tile(
+    x, part_x, d, stride, first,
+    MODE: tl.constexpr, EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """All features of a tile of rows as blocks of columns: high parts, low parts."""
-    high = ()
-    low = ()
-    for b in tl.static_range(PANELS):
-        cols = b * BLOCK_D + tl.arange(0, BLOCK_D)
-        at = tile_at(x, first, cols, stride, BLOCK_N)
-        xt = load_tile(at, cols, d, EVEN_D)
-        high = high + (xt,)
-        low = low + (load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt,)
+    """The first DEPTH features of a tile of rows: high part, low part."""
+    cols = tl.arange(0, DEPTH)
+    at = tile_at(x, first, cols, stride, BLOCK_N)
+    high = load_tile(at, cols, d, EVEN_D)
+    low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else high
     return high, low
 
 
 @triton.jit
 def _panel(
-    high, low, at, part_f, e: tl.constexpr,
-    MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, COLS: tl.constexpr,
+    high, low, at, part_f,
+    MODE: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Products of rows on chip with panel `e` of the factors of a group."""
-    acc = tl.zeros((BLOCK_N, COLS), tl.float32)
-    for b in tl.static_range(e + 1):
-        at_f = at + (e * (e + 1) // 2 + b) * BLOCK_D * COLS
-        ft = tl.load(at_f)
-        ft_low = tl.load(at_f + part_f) if MODE == "fp16x3" else ft
-        acc = product3(high[b], low[b], ft, ft_low, acc, MODE)
-    return acc
+    """Product of rows on chip with a panel of the factors of a group, in one piece."""
+    at += tl.arange(0, DEPTH)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    ft = tl.load(at)
+    ft_low = tl.load(at + part_f) if MODE == "fp16x3" else ft
+    return product3(high, low, ft, ft_low, tl.zeros((BLOCK_N, COLS), tl.float32), MODE)
 
 
 @triton.jit
@@ -78,10 +71,10 @@ def _streamed_panel(
     MODE: tl.constexpr, EVEN_D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """The same where a row has too many features to stay on chip."""
+    """The same where a row has too many features to stay on chip, a block of them at a time."""
     acc = tl.zeros((BLOCK_N, COLS), tl.float32)
-    at += e * (e + 1) // 2 * BLOCK_D * COLS
     cols = tl.arange(0, BLOCK_D)
+    at += e * (e + 1) // 2 * BLOCK_D * COLS + cols[:, None] * COLS + tl.arange(0, COLS)[None, :]
     for d0 in range(0, (e + 1) * BLOCK_D, BLOCK_D):
         xt = load_tile(at_x, cols, d - d0, EVEN_D)
         x_low = load_tile(at_x + part_x, cols, d - d0, EVEN_D) if MODE == "fp16x3" else xt
@@ -95,15 +88,14 @@ def _streamed_panel(
 
 @triton.jit
 def _squares(
-    acc, at_shift, square,
-    BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
+    acc, shift, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """`square` plus the squares of a panel, every eighth column added up: that takes no shuffle."""
-    acc -= tl.load(at_shift + tl.arange(0, GROUP * BLOCK_D))[None, :]
-    return square + tl.sum(tl.reshape(acc * acc, (BLOCK_N, GROUP, BLOCK_D // 8, 8)), axis=2)
+    """Squares of a panel, every eighth column of a component added up: that takes no shuffle."""
+    acc -= shift[None, :]
+    return tl.sum(tl.reshape(acc * acc, (BLOCK_N, GROUP, BLOCK_D // 8, 8)), axis=2)
 
 
-@triton.jit(do_not_specialize=["start", "chunk", "n"])
+@triton.jit(do_not_specialize=["n"])
 def distance_kernel(
     x,  # (P, rows, stride)
     factor,  # (P, groups, pairs, BLOCK_D, GROUP * BLOCK_D) packed
@@ -117,44 +109,52 @@ def distance_kernel(
 ):  # fmt: skip
     """Logits of a tile of rows and all components, and their log-normalisers.
 
-    PANELS is 0 where rows do not stay on chip.
+    PANELS is 1 or 2 where rows stay on chip, else 0.
     """
     COLS: tl.constexpr = GROUP * BLOCK_D
+    ALL: tl.constexpr = 2 * BLOCK_D if PANELS == 2 else BLOCK_D
     first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    rows = first + tl.arange(0, BLOCK_N)
     at_x = tile_at(x, start + first, tl.arange(0, BLOCK_D), stride, BLOCK_N)
-    high, low = _loaded(x, part_x, d, stride, start + first, PANELS, MODE, EVEN_D, BLOCK_N, BLOCK_D)
-    at_f = factor + tl.arange(0, BLOCK_D)[:, None] * COLS + tl.arange(0, COLS)[None, :]
-    ks = tl.arange(0, GROUP)
-    at_out = out + ks[None, :].to(tl.int64) * chunk + (first + tl.arange(0, BLOCK_N))[:, None]
+    if PANELS > 0:
+        xh, xl = _row_tile(x, part_x, d, stride, start + first, MODE, EVEN_D, BLOCK_N, BLOCK_D)
+        wh, wl = _row_tile(x, part_x, d, stride, start + first, MODE, EVEN_D, BLOCK_N, ALL)
+    ks, cols = tl.arange(0, GROUP), tl.arange(0, COLS)
+    at_out = out + ks[None, :].to(tl.int64) * chunk + rows[:, None]
     top = tl.full((BLOCK_N,), LOWEST, tl.float32)
     total = tl.zeros((BLOCK_N,), tl.float32)
     for k0 in range(0, k, GROUP):
+        # Loaded here they arrive while the products run.
+        g, c = tl.load(gain + k0 + ks), tl.load(offset + k0 + ks)
         square = tl.zeros((BLOCK_N, GROUP, 8), tl.float32)
         if PANELS > 0:
-            for e in tl.static_range(PANELS):
-                acc = _panel(high, low, at_f, part_f, e, MODE, BLOCK_N, BLOCK_D, COLS)
-                square = _squares(acc, shift + e * COLS, square, BLOCK_N, GROUP, BLOCK_D)
+            moved, moved_2 = tl.load(shift + cols), tl.load(shift + (panels - 1) * COLS + cols)
+            acc = _panel(xh, xl, factor, part_f, MODE, BLOCK_N, BLOCK_D, COLS)
+            square = _squares(acc, moved, BLOCK_N, GROUP, BLOCK_D)
+            if PANELS == 2:
+                at_f = factor + BLOCK_D * COLS
+                acc = _panel(wh, wl, at_f, part_f, MODE, BLOCK_N, ALL, COLS)
+                square += _squares(acc, moved_2, BLOCK_N, GROUP, BLOCK_D)
         else:
             for e in range(panels):
+                moved = tl.load(shift + e * COLS + cols)
                 acc = _streamed_panel(
-                    at_x, at_f, part_x, part_f, e, d, MODE, EVEN_D, BLOCK_N, BLOCK_D, COLS
+                    at_x, factor, part_x, part_f, e, d, MODE, EVEN_D, BLOCK_N, BLOCK_D, COLS
                 )
-                square = _squares(acc, shift + e * COLS, square, BLOCK_N, GROUP, BLOCK_D)
-        distance = tl.sum(square, axis=2)
-        logits = tl.load(offset + k0 + ks)[None, :] - tl.load(gain + k0 + ks)[None, :] * distance
+                square += _squares(acc, moved, BLOCK_N, GROUP, BLOCK_D)
+        logits = c[None, :] - g[None, :] * tl.sum(square, axis=2)
         if STORE:
             tl.store(at_out, logits)
         new = tl.maximum(top, tl.max(logits, axis=1))
         total = total * tl.exp2(top - new) + tl.sum(tl.exp2(logits - new[:, None]), axis=1)
         top = new
-        at_f += panels * (panels + 1) // 2 * BLOCK_D * COLS
+        factor += panels * (panels + 1) // 2 * BLOCK_D * COLS
         shift += panels * COLS
         at_out += GROUP * chunk
-    rows = start + first + tl.arange(0, BLOCK_N)
-    tl.store(norm + rows, top + tl.log2(total), mask=rows < n)
+    tl.store(norm + start + rows, top + tl.log2(total), mask=start + rows < n)
 
 
-@triton.jit(do_not_specialize=["start", "slab", "chunk", "length"])
+@triton.jit
 def share_kernel(
     logits,  # (k, chunk)
     norm,  # (rows,)
@@ -171,7 +171,7 @@ def share_kernel(
     slab.
     """
     group = tl.program_id(0).to(tl.int64)
-    begin = tl.program_id(1).to(tl.int64) * slab
+    begin = tl.multiple_of(tl.program_id(1).to(tl.int64) * slab, 16)
     ks = (group * GROUP + tl.arange(0, GROUP))[:, None] * chunk
     end = tl.minimum(length, begin + slab)
     found = 0
@@ -228,7 +228,7 @@ def _scattered(xa, xb, xa_low, xb_low, mean_a, mean_b, r, acc, MODE: tl.constexp
     return acc
 
 
-@triton.jit(do_not_specialize=["slab", "chunk"])
+@triton.jit
 def scatter_kernel(
     x,  # (P, rows, stride) from the first row of the chunk
     means,  # (k, wide) reference points
@@ -266,7 +266,7 @@ def scatter_kernel(
         # Loaded a step ahead: the loads of samples then wait for no other load.
         at_index += BLOCK_N
         following = tl.load(at_index)
-        at = x + rows.to(tl.int64)[:, None] * stride
+        at = x + rows[:, None] * stride
         xb = load_tile(at + right[None, :], right, d, EVEN_D)
         xb_low = (
             load_tile(at + part_x + right[None, :], right, d, EVEN_D) if MODE == "fp16x3" else xb

@@ -12,13 +12,13 @@ from torch import Tensor
 from gmm_ivf.kernels import covariance
 from gmm_ivf.kernels.launch import Configs, Sums, device_limits
 from gmm_ivf.kernels.operands import (
-    FULL_GROUP,
     FULL_STEP,
     HALF_MODES,
     NEVER,
     ROW_STEP,
     Prepared,
     Samples,
+    full_group,
     full_panel,
 )
 from gmm_ivf.kernels.passes import Chunks, Moments
@@ -28,7 +28,7 @@ LOGIT_BYTES = 64 << 20
 MIN_CHUNK = 16384
 MAX_CHUNK = 1 << 17
 # Panels up to which the rows of a tile stay on chip: 128 features.
-RESIDENT_PANELS = 4
+RESIDENT_PANELS = 2
 DISTANCE: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
 # Float32 products run on the ordinary units, which large tiles make spill.
 DISTANCE_FP32: dict[str, Any] = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
@@ -48,11 +48,11 @@ def distance_flags(prepared: Prepared, d: int, shared_limit: int) -> dict[str, A
     flags = dict(DISTANCE_FP32 if mode == "fp32" else DISTANCE)
     panels = -(-d // width)
     item = prepared.quadratic.itemsize * prepared.quadratic.shape[0]
-    tile = width * width * FULL_GROUP * item
-    rows = flags["BLOCK_N"] * width * item
     pairs = panels * (panels + 1) // 2
+    tile = width * width * full_group(d) * item
+    rows = flags["BLOCK_N"] * width * item
     for stages in (flags["num_stages"], 2):
-        if panels <= RESIDENT_PANELS and rows * panels + stages * pairs * tile <= shared_limit:
+        if panels <= RESIDENT_PANELS and rows * pairs + stages * pairs * tile <= shared_limit:
             return {**flags, "PANELS": panels, "num_stages": stages}
     return {**flags, "PANELS": 0}
 
@@ -97,9 +97,10 @@ class FullSweep(Chunks):
         s, p = self.samples, self.prepared
         width = full_panel(s.n_features)
         panels = -(-s.n_features // width)
+        tile = width * max(1, self.flags["PANELS"])
         flags: dict[str, Any] = {
-            **self.flags, "MODE": p.mode, "EVEN_D": s.width % width == 0, "STORE": store,
-            "GROUP": FULL_GROUP, "BLOCK_D": width,
+            **self.flags, "MODE": p.mode, "EVEN_D": s.width % tile == 0, "STORE": store,
+            "GROUP": full_group(s.n_features), "BLOCK_D": width,
         }  # fmt: skip
         covariance.distance_kernel[(chunk // flags["BLOCK_N"],)](
             s.values, p.quadratic, p.tail, p.gain, p.offset, norm, self._logits,

@@ -39,9 +39,7 @@ NORM_SCALE = 64.0
 COLUMN_STEP = 16
 COMPONENT_STEP = 128
 MAX_FEATURES = 4096
-# Full covariances: components side by side in a panel of factors; their number is padded to a
-# multiple of FULL_STEP.
-FULL_GROUP = 2
+# Full covariances: the number of components is padded to a multiple of this.
 FULL_STEP = 8
 FUSED_FEATURES = {"spherical": 256, "tied": 256, "diag": 128, "full": 0}
 # Largest entry of scaled components: room for products in float16, none lost to underflow.
@@ -268,8 +266,13 @@ def _full(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def full_panel(d: int) -> int:
-    """Columns of a panel of the factors of full covariances."""
-    return 16 if d <= 16 else 32 if d <= 128 else 64
+    """Columns of a panel of the factors of full covariances: half of up to 128 features."""
+    return 16 if d <= 16 else 32 if d <= 64 else 64
+
+
+def full_group(d: int) -> int:
+    """Components side by side in a panel."""
+    return (128 if d > 128 else 64) // full_panel(d)
 
 
 def pack(factors: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,22 +286,21 @@ def pack(factors: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    packed : Tensor of shape (P, groups, pairs, panel, FULL_GROUP * panel)
+    packed : Tensor of shape (P, groups, pairs, panel, group * panel)
         The blocks on and above the diagonal, (0, 0), (0, 1), (1, 1), (0, 2) ... as (row, column),
         each with those of the other components of its group beside it.
-    shift : Tensor of shape (groups, panels, FULL_GROUP * panel), float32
+    shift : Tensor of shape (groups, panels, group * panel), float32
     """
     (k, d), (parts, more, side) = means.shape, factors.shape[:3]
-    width = full_panel(d)
-    panels, groups = side // width, more // FULL_GROUP
-    blocks = factors.reshape(parts, groups, FULL_GROUP, panels, width, panels, width)
-    blocks = blocks.permute(0, 1, 3, 5, 4, 2, 6)
-    pairs = [(row, column) for column in range(panels) for row in range(column + 1)]
-    at = torch.tensor(pairs, device=factors.device).T
-    packed = blocks[:, :, at[0], at[1]].reshape(parts, groups, len(pairs), width, -1)
+    width, group = full_panel(d), full_group(d)
+    panels, groups = side // width, more // group
+    blocks = factors.reshape(parts, groups, group, panels, width, panels, width)
+    blocks = blocks.permute(0, 1, 5, 3, 4, 2, 6)
+    packed = torch.cat([blocks[:, :, column, : column + 1] for column in range(panels)], dim=2)
+    packed = packed.reshape(*packed.shape[:4], group * width)
     centre = torch.nn.functional.pad(means, (0, side - d, 0, more - k))
     shift = torch.bmm(centre[:, None], factors.double().sum(0))[:, 0]
-    shift = shift.reshape(groups, FULL_GROUP, panels, width).transpose(1, 2)
+    shift = shift.reshape(groups, group, panels, width).transpose(1, 2)
     return packed, shift.reshape(groups, panels, -1).float()
 
 

@@ -9,7 +9,7 @@ from triton import knobs
 
 from gmm_ivf.kernels import em, full, reference
 from gmm_ivf.kernels.components import Components, Statistics
-from gmm_ivf.kernels.operands import FULL_GROUP, full_panel, pack
+from gmm_ivf.kernels.operands import full_group, full_panel, pack
 
 pytestmark = pytest.mark.skipif(
     not knobs.runtime.interpret and not torch.cuda.is_available(),
@@ -172,12 +172,12 @@ def test_packed_factors_are_the_factors(d: int) -> None:
     unpacked = torch.zeros_like(factors[0])
     pairs = [(row, column) for column in range(side // width) for row in range(column + 1)]
     for p, (row, column) in enumerate(pairs):
-        block = packed[0, :, p].reshape(-1, width, FULL_GROUP, width).transpose(1, 2)
+        block = packed[0, :, p].reshape(-1, width, full_group(d), width).transpose(1, 2)
         rows, columns = slice(row * width, row * width + width), slice(column * width, None)
         unpacked[:, rows, columns][:, :, :width] = block.reshape(8, width, width)
     assert torch.equal(unpacked, factors[0])
     want = torch.einsum("kd,kde->ke", means, factors[0, :7, :d])
-    got = shift.reshape(-1, side // width, FULL_GROUP, width).transpose(1, 2).reshape(8, side)
+    got = shift.reshape(-1, side // width, full_group(d), width).transpose(1, 2).reshape(8, side)
     torch.testing.assert_close(got[:7].double(), want, rtol=1e-5, atol=1e-5)
 
 
@@ -185,8 +185,8 @@ def test_block_sizes_fit_the_shared_memory() -> None:
     """A small GPU streams rows that a large one keeps on chip."""
     _, components = make_case(1, 2, 128)
     prepared = em.prepare(components, "fp16")
-    assert full.distance_flags(prepared, 128, 227 << 10)["PANELS"] == 4
-    assert full.distance_flags(prepared, 128, 99 << 10)["PANELS"] == 0
+    assert full.distance_flags(prepared, 128, 227 << 10)["PANELS"] == 2
+    assert full.distance_flags(prepared, 128, 90 << 10)["PANELS"] == 0
 
 
 @pytest.mark.gpu
