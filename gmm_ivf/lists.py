@@ -201,11 +201,12 @@ class ListsLayout(Layout):
         scanned = self.ivf if self._packed is None else self._packed.index(options)
         distances = np.empty((len(rows), k), np.float32)
         labels = np.empty((len(rows), k), np.int64)
+        worst = worst_distance(self.ivf.metric_type)
         for where in spans(len(rows), 2 * fetch):
             found = nearest_entries(scanned, rows[where], fetch, probes.part(where), options)
-            distances[where], labels[where] = first_of_each_id(
-                *found, k, worst_distance(self.ivf.metric_type)
-            )
+            if self.max_copies > 1 or fetch != k:
+                found = first_of_each_id(*found, k, worst)
+            distances[where], labels[where] = found
         count = probes.scanned(self._store.sizes, options.max_codes)
         return Results(distances, labels, count, probes.coarse, np.zeros(len(rows)))
 
