@@ -167,7 +167,7 @@ def total_tail_kernel(
         inside = (s < slabs)[:, None] & (ks < k)[None, :]
         at = partial + (s[:, None].to(tl.int64) * padded + ks[None, :]) * TAIL
         counts += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float64), axis=0)
-        for column in tl.static_range(1, 4):
+        for column in range(1, 4):
             part = tl.load(at + column, mask=inside, other=0.0)
             halves += tl.sum(part.to(tl.float64), axis=0)
     tl.store(count + ks, counts * LOWERED, mask=ks < k)

@@ -43,8 +43,8 @@ class Loop:
         self._partials = em.partials(samples, self.prepared) if self.prepared.fused else None
         self._captured = device.type == "cuda" and components.covariance_type in CAPTURED_TYPES
         self._warm = False
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._log_likelihood: Tensor | None = None
+        # With the place of its result.
+        self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def restart(self, components: Components) -> None:
         """Go on from other components, of the same type and shape."""
@@ -68,19 +68,20 @@ class Loop:
             if self._graph is None:
                 totals[i] = self._iterate()
             else:
-                self._graph.replay()
-                totals[i] = self._log_likelihood
+                graph, total = self._graph
+                graph.replay()
+                totals[i] = total
         self._warm = True
         return totals
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """A graph of one iteration; it does none yet."""
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self._norm.device),
             torch.cuda.graph(graph, capture_error_mode="thread_local"),
         ):
-            self._log_likelihood = self._iterate()
-        return graph
+            return graph, self._iterate()
 
     def _iterate(self) -> Tensor:
         """One iteration; the log-likelihood before it."""
@@ -94,7 +95,9 @@ class Loop:
             update(samples, prepared, sums, self._reg_covar)
             return log_total(samples, rows)
         statistics = about_means(samples, rows, prepared, sums)
-        new = m_step(statistics, prepared.components, self.reg_covar, check=False)
+        new = m_step(
+            statistics, prepared.components, self.reg_covar, check=False, mode=prepared.mode
+        )
         _overwrite(prepared, prepare(new, prepared.mode))
         return statistics.log_likelihood
 
