@@ -1,5 +1,6 @@
 """Searches of an `IndexIVFGMM`, and decoding of what it stores."""
 
+import numbers
 from collections.abc import Callable
 from math import ceil
 from typing import Any
@@ -191,6 +192,9 @@ class Searching(Adapter):
 
         All of them have to be stored; see `reconstruct_batch`.
         """
+        for name, value, least in (("n0", n0, 0), ("ni", ni, -1)):
+            if not isinstance(value, numbers.Integral) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}.")
         stop = self._layout.next_id if ni == -1 else n0 + ni
         return self.reconstruct_batch(np.arange(n0, stop))
 

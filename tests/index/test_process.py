@@ -136,6 +136,78 @@ except ValueError as error:
     assert in_subprocess(PRELUDE + code) == "True 0\n"
 
 
+BAD_INPUT = """
+import copy, itertools
+faiss.omp_set_num_threads(1)
+def build(spec, coarse="flat", **more):
+    index = faiss.index_factory(8, spec)
+    inner = faiss.extract_index_ivf(index)
+    q = GMMQuantizer(inner.d, 6, coarse=coarse, **options())
+    q.attach(index)
+    return IndexIVFGMM(index, q, **more)
+
+cases = {
+    "flat": build("IVF6,Flat", max_lists=3),
+    "fast": build("IVF6,PQ4x4", fast_scan=True),
+    "bits": build("IVF6,RaBitQ", fast_scan=True, refine="flat"),
+    "graph": build("IVF6,SQ8", "hnsw4", rule="soar"),
+    "turned": build("PCAR6,IVF6,PQ3x4", refine="flat", k_factor=3),
+}
+nan, far = x[:4].copy(), np.full((4, 8), 1e30, "f4")
+nan[2, 1] = np.nan
+matrices = [
+    x[:4], nan, far, -far, x[:0], x[0], x[:4, :5], np.zeros((4, 9), "f4"), x[:4].astype("f8"),
+    x[:4].astype(complex), x[:4].astype(object), [["a"] * 8], None, 7, x[:4, ::-1], x[:4].T,
+    np.full((4, 8), np.inf), np.zeros((4, 8), "i8"), np.asfortranarray(x[:4]), x[None, :4],
+]
+ids = [
+    [0], [-1], [2**63], [2**64 - 1], [2**63 - 1], [2**63 - 2], [1.5], ["a"], None, 3, [], [[1]],
+    [5, 5], np.arange(4), np.arange(4) + 10**6, [None], np.array([True] * 4), [10**30],
+]
+numbers = [0, -1, 1, 3, 10**4, 2.0, None, "3", True, np.int64(2), float("nan"), float("inf")]
+lists = [[[0, 1]] * 4, [[6, 0]] * 4, [[-2, 0]] * 4, [[0, 0]] * 4, [[-1, -1]] * 4, [[]] * 4,
+    [[0] * 7] * 4, [0, 1], None, [[0.5]] * 4, [[10**12]] * 4, [[2**63]] * 4, [list(range(6))] * 4]
+calls = {
+    "train": [matrices], "add": [matrices], "add_with_ids": [matrices, ids],
+    "add_preassigned": [matrices[:4], lists], "search": [matrices, numbers],
+    "range_search": [matrices, numbers], "search_preassigned": [matrices[:4], numbers[:5], lists],
+    "search_and_reconstruct": [matrices[:5], numbers[:5]], "remove_ids": [ids],
+    "reconstruct": [[0, -1, 10**6, 2**63, 1.5, None, "a", [1]]], "reconstruct_n": [numbers, numbers],
+    "reconstruct_batch": [ids], "update_vectors": [ids, matrices[:8]],
+    "merge_from": [[None, 3, cases["flat"].index, *cases.values()]],
+}
+done = refused = 0
+allowed = (ValueError, TypeError, RuntimeError, NotImplementedError, OverflowError)
+for name, index in cases.items():
+    for trained in (False, True):
+        if trained:
+            index.train(x)
+            index.add(x)
+            index.nprobe = 3
+        for method, arguments in calls.items():
+            if trained and method == "train":
+                continue
+            for chosen in itertools.product(*arguments):
+                if method == "train" and not (chosen[0] is None or np.ndim(chosen[0]) != 2):
+                    continue
+                index_now = copy.deepcopy(index) if method == "merge_from" else index
+                try:
+                    getattr(index_now, method)(*chosen)
+                    done += 1
+                except allowed as error:
+                    assert str(error), (method, chosen)
+                    refused += 1
+    index.reset()
+    index.add(x)
+    assert index.search(x[:50], 1)[1].min() >= 0 and index.ntotal == 1000, name
+print("alive", done > 100, refused > 1000)
+"""
+
+
+def test_bad_input_never_ends_the_process(in_subprocess):
+    assert in_subprocess(PRELUDE + BAD_INPUT) == "alive True True\n"
+
+
 def test_missing_faiss_is_one_clear_sentence(in_subprocess):
     code = """
 import sys

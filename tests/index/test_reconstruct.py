@@ -98,6 +98,13 @@ def test_bad_keys(blobs, soft, keys, message):
     with pytest.raises(ValueError, match=message):
         index.reconstruct_batch(keys)
     assert index.reconstruct_batch([]).shape == (0, 4)
+    for bad in (-1, 1.0, "3", None):
+        with pytest.raises(ValueError, match=r"n0 must be an integer of at least 0; got"):
+            index.reconstruct_n(bad, 1)
+        with pytest.raises(ValueError, match=r"ni must be an integer of at least -1; got"):
+            index.reconstruct_n(0, -2 if bad == -1 else bad)
+    with pytest.raises(ValueError, match="300 is not"):
+        index.reconstruct_n(299, 2)
 
 
 def test_codec_without_a_way_back(blobs, trained):
