@@ -143,7 +143,7 @@ class Engine:
         totals = []
         for _ in range(count):
             stats = self.e_step(components)
-            components = m_step(stats, components, reg_covar, check=True)
+            components = m_step(stats, components, reg_covar, mode=self.mode)
             totals.append(stats.log_likelihood)
         return components, torch.stack(totals)
 

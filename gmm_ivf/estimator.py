@@ -20,7 +20,7 @@ from gmm_ivf.engine import Engine, Run, check_reach
 from gmm_ivf.inference import MixtureInference
 from gmm_ivf.initial import check_initial_parameters, covariances_from_precisions
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components
+from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components, relative_ridge
 from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
@@ -113,7 +113,9 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     center_ : ndarray of shape (D,), float64
         Subtracted from the samples inside.
     fit_report_ : dict
-        "init_seconds", "fit_seconds" and "init_share", the share of the start in the whole. With
+        "init_seconds", "fit_seconds" and "init_share", the share of the start in the whole;
+        "relative_ridge", which the M-step added to the diagonals of tied and full covariances
+        beside `reg_covar` in the last precision, as a part of the mean variance. With
         `truncation` also, for each iteration, "discarded_mass" (responsibility left out, a mean
         over samples), "discarded_nats" (the same as ``-log(1 - mass)``), "visited_share" (of the
         components), and "exact_iterations", the number of those that visited all.
@@ -288,6 +290,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             "init_seconds": init_seconds,
             "fit_seconds": total,
             "init_share": init_seconds / total,
+            "relative_ridge": relative_ridge(self.covariance_type, self.precision_),
             **extra,
         }
         self._warn(rows.n)

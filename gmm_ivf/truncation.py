@@ -82,7 +82,7 @@ class TruncatedRun(Run):
         states, found = [self.components], []
         for number in range(count):
             stats, lost = truncating.attempt(states[-1], number == count - 1)
-            states.append(m_step(stats, states[-1], self.reg_covar, check=False))
+            states.append(m_step(stats, states[-1], self.reg_covar, False, truncating.mode))
             found.append(torch.cat([stats.log_likelihood[None], lost]))
         table = torch.stack(found).tolist()
         # Written so that a loss that is not a number fails as well.
@@ -92,7 +92,7 @@ class TruncatedRun(Run):
         self.components = states[good]
         if good < count:
             stats = truncating.e_step(self.components)
-            self.components = m_step(stats, self.components, self.reg_covar)
+            self.components = m_step(stats, self.components, self.reg_covar, mode=truncating.mode)
             table[good:] = [[float(stats.log_likelihood), 0.0, 0.0, 1.0]]
         else:
             precisions_cholesky(self.components.covariances, self.components.covariance_type)

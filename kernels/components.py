@@ -16,6 +16,12 @@ COVARIANCE_TYPES = ("spherical", "diag", "tied", "full")
 # weight of about zero and a finite mean.
 COUNT_FLOOR = 10 * torch.finfo(torch.float64).eps
 
+# Modes that store the factors of covariances in half precision.
+HALF_MODES = ("fp16", "bf16")
+# Ridge of the factors of tied and full covariances in those modes, relative to the mean variance:
+# what rounding a factor does to a distance grows with the square root of the condition number.
+RELATIVE_RIDGE = 5e-4
+
 # Variances outside this range, in the frame of the estimator, leave float64 no room for squares.
 _VARIANCE_RANGE = (1e-280, 1e280)
 
@@ -165,8 +171,18 @@ def _refuse(bad: Tensor) -> None:
         )
 
 
+def relative_ridge(covariance_type: str, mode: str) -> float:
+    """The ridge of a new covariance as a part of its mean variance."""
+    half = mode in HALF_MODES and covariance_type in ("tied", "full")
+    return RELATIVE_RIDGE if half else 0.0
+
+
 def m_step(
-    stats: Statistics, components: Components, reg_covar: float, check: bool = True
+    stats: Statistics,
+    components: Components,
+    reg_covar: float,
+    check: bool = True,
+    mode: str = "fp64",
 ) -> Components:
     """Maximum-likelihood parameters for given statistics.
 
@@ -180,6 +196,9 @@ def m_step(
         Added to the diagonal of each covariance, in squared units of the frame.
     check : bool, default=True
         Without it nothing waits for the device, and factors may come out not finite.
+    mode : str, default="fp64"
+        Precision mode of the E-step to come. Where it stores factors of tied or full covariances in
+        half precision, `relative_ridge` of the mean variance is added to their diagonals as well.
 
     Returns
     -------
@@ -206,10 +225,19 @@ def m_step(
         covariances = (stats.s2 / counts[:, None] - delta.square()).clamp_min(0) + reg_covar
     elif kind == "tied":
         covariances = (stats.s2 - (counts[:, None] * delta).T @ delta) / counts.sum()
-        covariances.diagonal().add_(reg_covar)
+        _add_ridge(covariances, reg_covar, relative_ridge(kind, mode))
     else:
         covariances = stats.s2 / counts[:, None, None] - delta[:, :, None] * delta[:, None, :]
-        covariances.diagonal(dim1=-2, dim2=-1).add_(reg_covar)
+        _add_ridge(covariances, reg_covar, relative_ridge(kind, mode))
     return Components.from_covariances(
         kind, counts / counts.sum(), components.means + delta, covariances, check
     )
+
+
+def _add_ridge(covariances: Tensor, absolute: float, relative: float) -> None:
+    """Add to the diagonals an absolute value and, if any, a part of their mean."""
+    diagonal = covariances.diagonal(dim1=-2, dim2=-1)
+    if relative:
+        diagonal += absolute + relative * diagonal.mean(-1, keepdim=True)
+    else:
+        diagonal += absolute

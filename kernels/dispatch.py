@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gmm_ivf.kernels.components import Components
+from gmm_ivf.kernels.components import Components, relative_ridge
 
 BACKENDS = ("auto", "triton", "torch")
 # Rounding unit of an operand of a matrix product.
@@ -184,7 +184,7 @@ def expected_errors(mode: str, components: Components) -> torch.Tensor:
     Sums are rounded to float32 (float64 in fp64), in proportion to what cancels in
     ``|x|^2 - 2 x.mean + |mean|^2``. Full covariances multiply ``x - mean`` and instead lose the
     rounding of the second moments where correlations stretch it. A mode in which squares would
-    overflow has an infinite error.
+    overflow has an infinite error; one that adds a relative ridge errs by that too.
     """
     c = components
     unit = ROUNDING_UNITS[mode]
@@ -201,14 +201,30 @@ def expected_errors(mode: str, components: Components) -> torch.Tensor:
     variances = c.covariances.diagonal(dim1=-2, dim2=-1)
     inflation = (variances * precision).sum(-1)
     stretched = (c.means.square() * precision).sum(-1)
+    ridge = _ridge_error(c, relative_ridge(c.covariance_type, mode))
     if c.covariance_type == "full":
-        return 2 * unit * (inflation + stretched.sqrt())
+        return 2 * unit * (inflation + stretched.sqrt()) + ridge
     # Either the whitened samples and means are rounded, or the samples and ``precision . mean``.
     slopes = (c.means @ c.precisions_cholesky) @ c.precisions_cholesky.T
     apart = stretched + 3 * inflation + (slopes.square() * variances).sum(-1)
     rounding = unit * torch.maximum(apart, _squared_roundings(c)).sqrt()
     whitening = (inflation + stretched).sqrt()
-    return _TYPICAL_ROUNDING * rounding + 2 * sum_unit * (c.squared_radii() + d + whitening)
+    rounded = _TYPICAL_ROUNDING * rounding
+    return rounded + 2 * sum_unit * (c.squared_radii() + d + whitening) + ridge
+
+
+def _ridge_error(c: Components, relative: float) -> torch.Tensor:
+    """What a relative ridge changes in nats, shape (K,) or () for tied.
+
+    A ridge that is the share u of the variance along an axis costs ``(-u - log(1 - u)) / 2`` nats
+    on average, about ``u^2 / 4``; and the sum of the squares of 1 / variance over the axes is the
+    squared norm of the precision.
+    """
+    if not relative:
+        return c.means.new_zeros(())
+    variance = c.covariances.diagonal(dim1=-2, dim2=-1).mean(-1)
+    precision = c.precisions_cholesky @ c.precisions_cholesky.mT
+    return (relative * variance * precision.norm(dim=(-2, -1))).square() / 4
 
 
 def _squared_roundings(c: Components) -> torch.Tensor:

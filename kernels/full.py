@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import covariance
+from gmm_ivf.kernels.components import HALF_MODES
 from gmm_ivf.kernels.launch import Configs, Sums, device_limits
 from gmm_ivf.kernels.operands import (
     FULL_STEP,
-    HALF_MODES,
     NEVER,
     ROW_STEP,
     Prepared,

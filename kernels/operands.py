@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels.blocks import TAIL_COLUMNS
-from gmm_ivf.kernels.components import Components
+from gmm_ivf.kernels.components import HALF_MODES, Components
 
 MODES = ("fp16", "bf16", "fp16x3", "tf32", "fp32")
 STORAGE = {
@@ -22,8 +22,6 @@ STORAGE = {
     "tf32": torch.float32,
     "fp32": torch.float32,
 }
-
-HALF_MODES = ("fp16", "bf16")
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)

@@ -68,20 +68,25 @@ def statistics(x: Tensor, components: Components) -> Statistics:
     return Statistics(log_density.sum(), resp.sum(0), weighted.sum(0), s2)
 
 
-def m_step(x: Tensor, resp: Tensor, covariance_type: str, reg_covar: float) -> Components:
-    """Maximum-likelihood components for given responsibilities (N, K), from differences."""
+def m_step(
+    x: Tensor, resp: Tensor, covariance_type: str, reg_covar: float, ridge: float = 0.0
+) -> Components:
+    """Maximum-likelihood components for given responsibilities (N, K), from differences.
+
+    `ridge` is that of full and tied covariances, relative to ``trace / D``.
+    """
     counts = resp.sum(0)
     means = (resp.T @ x) / counts[:, None]
     diff = x[:, None, :] - means[None, :, :]
     scatter = torch.einsum("nk,nkd,nke->kde", resp, diff, diff)
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    full = scatter / counts[:, None, None] + reg_covar * eye
-    if covariance_type == "full":
-        covariances = full
-    elif covariance_type == "tied":
-        covariances = scatter.sum(0) / counts.sum() + reg_covar * eye
+    full = scatter / counts[:, None, None]
+    if covariance_type in ("full", "tied"):
+        moment = full if covariance_type == "full" else scatter.sum(0) / counts.sum()
+        mean_variance = torch.einsum("...dd->...", moment)[..., None, None] / x.shape[1]
+        covariances = moment + (reg_covar + ridge * mean_variance) * eye
     else:
-        covariances = full.diagonal(dim1=-2, dim2=-1)
+        covariances = full.diagonal(dim1=-2, dim2=-1) + reg_covar
         if covariance_type == "spherical":
             covariances = covariances.mean(1)
     return Components.from_covariances(covariance_type, counts / counts.sum(), means, covariances)

@@ -128,7 +128,7 @@ def log_joint(x: Tensor, prepared: Prepared, features: Tensor | None = None) -> 
     """
     coefficients, rounded = prepared.coefficients, prepared.rounded
     if coefficients is None or rounded is None:
-        return _log_joint_full(x, prepared.components)
+        return _log_joint_full(x, prepared)
     if rounded.dtype != x.dtype:
         rounded = coefficients.to(x.dtype)
     if prepared.kind != "tied":
@@ -146,10 +146,19 @@ def _component_blocks(n_components: int, n: int, d: int) -> Iterable[slice]:
     return (slice(k, min(k + step, n_components)) for k in range(0, n_components, step))
 
 
-def _log_joint_full(x: Tensor, c: Components) -> Tensor:
+def _log_joint_full(x: Tensor, prepared: Prepared) -> Tensor:
+    c, factor = prepared.components, prepared.components.precisions_cholesky
     out = x.new_empty(len(x), len(c.means))
-    means, factors = c.means.to(x.dtype), c.precisions_cholesky.to(x.dtype)
-    constants = c.log_constants().to(x.dtype)
+    constants = c.log_constants()
+    if x.dtype == torch.float32:  # float64 tiles hold samples too far away for the mode
+        x = round_operand(x, prepared.mode)
+        factor = round_operand(factor, prepared.mode)
+        # The determinant of the rounded factor: the errors of its diagonal then cancel.
+        rounded, exact = (
+            f.diagonal(dim1=1, dim2=2).abs().log().sum(1) for f in (factor, c.precisions_cholesky)
+        )
+        constants += rounded - exact
+    means, factors, constants = (v.to(x.dtype) for v in (c.means, factor, constants))
     for block in _component_blocks(len(means), *x.shape):
         white = torch.bmm(x[None] - means[block, None], factors[block])
         out[:, block] = constants[block] - 0.5 * white.square().sum(-1).T
@@ -244,7 +253,7 @@ def e_step(
             density, resp = respond(x, prepared)
         log_likelihood += density.sum(dtype=torch.float64)
         if features is None:
-            part = _moments_full(x, resp, means)
+            part = _moments_full(x, resp, means, prepared.mode)
         else:
             part = (round_operand(resp, prepared.mode).T @ features,)
         if sums is None:
@@ -259,8 +268,12 @@ def e_step(
     return _about_means(log_likelihood, sums[0], prepared, total_scatter)
 
 
-def _moments_full(x: Tensor, resp: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _moments_full(
+    x: Tensor, resp: Tensor, means: Tensor, mode: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """s0, s1 and s2 about the means, without a difference of large sums."""
+    if x.dtype == torch.float32:
+        x, resp = round_operand(x, mode), round_operand(resp, mode)
     d = x.shape[1]
     s1 = means.new_empty(len(means), d)
     s2 = means.new_empty(len(means), d, d)
