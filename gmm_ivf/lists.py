@@ -142,8 +142,9 @@ class ListsLayout(Layout):
             # IVFFlat has no codec to train: a row tells it that its quantizer is there.
             flat = isinstance(self.ivf, faiss.IndexIVFFlat)
             self.ivf.train(block(x, "x", slice(1)) if flat else block(x, "x"))
+        assigner = self._ready()
         if self._replication:
-            self._log_tau = self._ready().solve(x, self._replication)
+            self._log_tau = assigner.solve(x, self._replication)
 
     def _ready(self) -> Assigner:
         if self._assigner is None:

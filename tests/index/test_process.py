@@ -172,7 +172,8 @@ calls = {
     "add_preassigned": [matrices[:4], lists], "search": [matrices, numbers],
     "range_search": [matrices, numbers], "search_preassigned": [matrices[:4], numbers[:5], lists],
     "search_and_reconstruct": [matrices[:5], numbers[:5]], "remove_ids": [ids],
-    "reconstruct": [[0, -1, 10**6, 2**63, 1.5, None, "a", [1]]], "reconstruct_n": [numbers, numbers],
+    "reconstruct": [[0, -1, 10**6, 2**63, 1.5, None, "a", [1]]],
+    "reconstruct_n": [numbers, numbers],
     "reconstruct_batch": [ids], "update_vectors": [ids, matrices[:8]],
     "merge_from": [[None, 3, cases["flat"].index, *cases.values()]],
 }
