@@ -27,7 +27,7 @@ class Probes:
     distances: np.ndarray
     coarse: np.ndarray
 
-    def part(self, where: slice) -> "Probes":
+    def part(self, where: slice | np.ndarray) -> "Probes":
         """Those of some of the rows."""
         return Probes(self.lists[where], self.distances[where], self.coarse[where])
 

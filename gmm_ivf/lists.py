@@ -1,5 +1,6 @@
 """Layout "lists": a vector near a boundary is stored in several lists."""
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from gmm_ivf._vectors import block, spans
 from gmm_ivf.assignment import pairs_of_table
 from gmm_ivf.quantizer import GMMQuantizer
 from gmm_ivf.rules import RULES, Rule, option_names
+
+# How many times more copies than the average vector those near a query have, for most queries.
+_MORE_COPIES = 1.5
 
 
 def options_of(rule: Rule | None) -> str | dict[str, Any]:
@@ -198,27 +202,40 @@ class ListsLayout(Layout):
     def _search_probes(
         self, rows: np.ndarray, k: int, probes: Probes, options: ProbeOptions
     ) -> Results:
-        fetch = self._fetch(k, probes.lists.shape[1])
         scanned = self.ivf if self._packed is None else self._packed.index(options)
         distances = np.empty((len(rows), k), np.float32)
         labels = np.empty((len(rows), k), np.int64)
-        worst = worst_distance(self.ivf.metric_type)
-        for where in spans(len(rows), 2 * fetch):
-            found = nearest_entries(scanned, rows[where], fetch, probes.part(where), options)
-            if self.max_copies > 1 or fetch != k:
-                found = first_of_each_id(*found, k, worst)
-            distances[where], labels[where] = found
+        left = np.arange(len(rows))
+        for fetch in self._fetches(k, probes.lists.shape[1]):
+            short = np.zeros(len(left), bool)
+            for where in spans(len(left), 2 * fetch):
+                part = left[where]
+                found = nearest_entries(scanned, rows[part], fetch, probes.part(part), options)
+                distances[part], labels[part] = self._unique(*found, k)
+                short[where] = (labels[part, -1] < 0) & (found[1][:, -1] >= 0)
+            left = left[short]
         count = probes.scanned(self._store.sizes, options.max_codes)
         return Results(distances, labels, count, probes.coarse, np.zeros(len(rows)))
 
-    def _fetch(self, k: int, nprobe: int) -> int:
-        """Entries to fetch per query so that k unique ids are among them, where so many are.
+    def _unique(
+        self, distances: np.ndarray, labels: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self.max_copies == 1 and labels.shape[1] == k:
+            return distances, labels
+        return first_of_each_id(distances, labels, k, worst_distance(self.ivf.metric_type))
 
-        A selector takes all copies of an id or none, so it changes nothing.
+    def _fetches(self, k: int, nprobe: int) -> list[int]:
+        """Entries to fetch per query: as many as usually do, then for the rows left as must.
+
+        The last number has k unique ids in it where so many are scanned. A selector takes all
+        copies of an id or none, so it changes nothing.
         """
-        entries = self.entries
+        entries, vectors = self.entries, self.ntotal
         copies = k * (min(self.max_copies, nprobe) - 1)
-        return max(1, min(k + min(copies, entries - self.ntotal), entries))
+        enough = max(1, min(k + min(copies, entries - vectors), entries))
+        # Vectors near a query are more often near a boundary than others.
+        usual = ceil(k * (1 + _MORE_COPIES * (entries / max(1, vectors) - 1)))
+        return [usual, enough] if k <= usual < enough else [enough]
 
     def range_search(
         self, rows: np.ndarray, radius: float, options: ProbeOptions

@@ -259,3 +259,27 @@ def test_one_list_equals_stock_faiss(blobs, trained, codec, name, metric):
             distances, labels = index.search(queries, k)
             np.testing.assert_array_equal(labels, want_labels)
             np.testing.assert_array_equal(distances, want_distances)
+
+
+@METRICS
+@pytest.mark.parametrize("name", ["Flat", "PQ"])
+def test_queries_with_more_copies_than_usual(blobs, soft, name, metric):
+    """A few vectors have many copies: what one fetch misses, the second finds."""
+    x = blobs(1200, 16)
+    index = soft(x, 6, name, metric, max_lists=1)
+    lists = np.full((1200, 6), -1)
+    lists[:, 0] = index.quantizer.search(x, 1)[1][:, 0]
+    lists[:200] = np.arange(6)
+    index.add_preassigned(x, lists)
+    index.nprobe = 6
+    whole = index.search(x[:400], 1200)
+    for k in (1, 10, 100):
+        distances, labels = index.search(x[:400], k)
+        np.testing.assert_array_equal(distances, whole[0][:, :k])
+        assert all(len(set(row)) == k for row in labels)
+    only = faiss.SearchParametersIVF(nprobe=6, sel=faiss.IDSelectorRange(0, 30))
+    labels = index.search(x[:50], 40, only)[1]
+    assert all(sorted(row[:30]) == list(range(30)) for row in labels)
+    assert (labels[:, 30:] == -1).all()
+    index.search(x[:400], 10)
+    assert index.last_search.scanned.tolist() == [index.stats()["entries"]] * 400
