@@ -124,3 +124,16 @@ def entries_of():
         ]
 
     return read
+
+
+@pytest.fixture
+def ivf_parameters():
+    """``ivf_parameters(**fields)``: faiss.SearchParametersIVF with fields set."""
+
+    def make(**fields):
+        parameters = faiss.SearchParametersIVF()
+        for name, value in fields.items():
+            setattr(parameters, name, value)
+        return parameters
+
+    return make

@@ -112,8 +112,8 @@ def test_a_rule_of_the_users_own_cannot_be_saved(blobs, soft):
         copy.copy(index)
 
 
-def damaged(settings, arrays, change):
-    settings, arrays = json.loads(json.dumps(settings)), dict(arrays)
+def damaged(state, change):
+    settings, arrays = json.loads(json.dumps(state[0])), dict(state[1])
     change(settings, arrays)
     return settings, arrays
 
@@ -148,7 +148,8 @@ def test_states_that_do_not_fit_are_refused(blobs, soft, change, message):
     index.remove_ids([5, 6])
     wrapped = faiss.deserialize_index(faiss.serialize_index(index.index))
     with pytest.raises(ValueError, match=message):
-        IndexIVFGMM.from_state(wrapped, index.quantizer, *damaged(*index.state(), change))
+        settings, arrays = damaged(index.state(), change)
+        IndexIVFGMM.from_state(wrapped, index.quantizer, settings, arrays)
 
 
 def test_other_centroids_are_refused(blobs, soft, trained):

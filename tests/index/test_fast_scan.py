@@ -76,18 +76,18 @@ def test_the_copy_follows_changes(blobs, fast, name):
     assert index.search(x[:20], 9)[1].max() == 4
 
 
-def test_selectors_and_bad_queries(blobs, fast):
+def test_selectors_and_bad_queries(blobs, fast, ivf_parameters):
     x = blobs(1200, 16)
     index = fast(x, 6, "PQ")
     index.add(x)
-    only = faiss.SearchParametersIVF(nprobe=6, sel=faiss.IDSelectorRange(100, 110))
+    only = ivf_parameters(nprobe=6, sel=faiss.IDSelectorRange(100, 110))
     labels = index.search(x[:20], 30, only)[1]
     assert all(sorted(row[row >= 0]) == list(range(100, 110)) for row in labels)
     queries = x[:3].copy()
     queries[1] = np.nan
     assert (index.search(queries, 2)[1] >= 0).all(axis=1).tolist() == [True, False, True]
     with pytest.raises(NotImplementedError, match="max_codes is not available with fast_scan"):
-        index.search(x[:2], 3, faiss.SearchParametersIVF(nprobe=2, max_codes=9))
+        index.search(x[:2], 3, ivf_parameters(nprobe=2, max_codes=9))
 
 
 def test_range_search_goes_by_the_codes(blobs, soft, fast):

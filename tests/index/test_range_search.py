@@ -64,7 +64,7 @@ def test_ids_come_once_with_their_best_distance(blobs, soft, name, metric):
     assert len(np.unique(index.range_search(queries[:1], radius)[2])) == len(found[0])
 
 
-def test_costs_parameters_and_blocks(blobs, soft, monkeypatch):
+def test_costs_parameters_and_blocks(blobs, soft, monkeypatch, ivf_parameters):
     x, queries = blobs(900, 6), blobs(200, 6, seed=1)
     index = soft(x, 8)
     index.add(x)
@@ -76,7 +76,7 @@ def test_costs_parameters_and_blocks(blobs, soft, monkeypatch):
     np.testing.assert_array_equal(cost.coarse, np.full(200, 8))
     monkeypatch.setattr(_vectors, "_BLOCK_ROWS", 64)
     assert [set(row) for row in rows_of(index.range_search(queries, 2.0))] == list(map(set, whole))
-    only = faiss.SearchParametersIVF(nprobe=8, sel=faiss.IDSelectorRange(100, 110))
+    only = ivf_parameters(nprobe=8, sel=faiss.IDSelectorRange(100, 110))
     assert set().union(*rows_of(index.range_search(queries, 1e9, only))) == set(range(100, 110))
     assert index.index.parallel_mode == 3  # range_search borrows another mode
 

@@ -277,7 +277,7 @@ def test_queries_with_more_copies_than_usual(blobs, soft, name, metric):
         distances, labels = index.search(x[:400], k)
         np.testing.assert_array_equal(distances, whole[0][:, :k])
         assert all(len(set(row)) == k for row in labels)
-    only = faiss.SearchParametersIVF(nprobe=6, sel=faiss.IDSelectorRange(0, 30))
+    only = ivf_parameters(nprobe=6, sel=faiss.IDSelectorRange(0, 30))
     labels = index.search(x[:50], 40, only)[1]
     assert all(sorted(row[:30]) == list(range(30)) for row in labels)
     assert (labels[:, 30:] == -1).all()
