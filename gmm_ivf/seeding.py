@@ -65,12 +65,12 @@ def initial_components(
     if method == "random":
         zeros = torch.zeros(n_components, engine.rows.d, dtype=torch.float64, device=engine.device)
         reference = Components.equal(covariance_type, zeros, 1.0)
-        return _m_step(engine, engine.e_step(reference, _Random(rng)), reference, reg_covar)
+        return m_step(engine.e_step(reference, _Random(rng)), reference, reg_covar)
     size = _sample_size(n_components, engine.rows.d)
     sample = engine.sample(size, rng, engine.candidates[0])
     rows = _chosen_rows(sample, n_components, method == "k-means++", rng)
     reference = Components.equal(covariance_type, sample[rows].double(), 1.0)
-    return _m_step(engine, _of_single_samples(engine, reference), reference, reg_covar)
+    return m_step(_of_single_samples(engine, reference), reference, reg_covar)
 
 
 def _of_kmeans(
@@ -85,19 +85,12 @@ def _of_kmeans(
     if variance is not None:
         narrow = Components.equal(covariance_type, centers, variance)
         try:
-            return _m_step(engine, engine.hard_step(narrow), narrow, reg_covar)
+            return m_step(engine.hard_step(narrow), narrow, reg_covar)
         except IllDefinedCovarianceError:
             # A feature too narrow for sums about the origin: by differences, below.
             pass
     reference = Components.equal(covariance_type, centers, 1.0)
-    return _m_step(engine, _hard_statistics(engine, reference, dtype), reference, reg_covar)
-
-
-def _m_step(
-    engine: Engine, stats: Statistics, reference: Components, reg_covar: float
-) -> Components:
-    """Components for an E-step in the first mode that may run."""
-    return m_step(stats, reference, reg_covar, mode=engine.candidates[0])
+    return m_step(_hard_statistics(engine, reference, dtype), reference, reg_covar)
 
 
 def _sample_size(n_components: int, n_features: int) -> int:

@@ -50,6 +50,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from gmm_ivf.kernels.tuning import Config
 
     monkeypatch.setattr(truncated, "SHAPES", (Config(16, 16, 4, 1),))
+    monkeypatch.setattr(truncated_engine, "_LARGEST_SHARE", 0.6)
     monkeypatch.setattr(truncated_engine, "_MEASURED_TILES", 3)
     monkeypatch.setattr(truncated_engine, "_MEASURED_STEP", 2)
 
@@ -64,7 +65,6 @@ def test_separated_clusters_end_as_in_exact_em(device, kind, small_tiles):
     assert cut.n_iter_ == exact.n_iter_ == 6
     assert abs(cut.lower_bound_ - exact.lower_bound_) < 1e-4
     assert abs(cut.score(x) - exact.score(x)) < 1e-4
-    # The last iteration is exact, and no bound lies above it by more than rounding.
     np.testing.assert_allclose(cut.lower_bounds_, exact.lower_bounds_, atol=2e-4)
     for name in ("discarded_mass", "discarded_nats", "visited_share"):
         assert len(report[name]) == 6
@@ -80,26 +80,47 @@ def test_overlapping_clusters_take_the_exact_path(device, small_tiles):
     x = blobs(100, 2, 40, 0.5)
     options = {"device": device, "backend": "triton", "max_iter": 10}
     exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-6, **options)
-    report = cut.fit_report_
-    assert report["exact_iterations"] >= 1
-    assert report["visited_share"][-1] > 0.5
-    assert [s == 1 for s in report["visited_share"]].count(True) == report["exact_iterations"]
-    assert max(report["discarded_nats"]) <= 1e-6
+    assert cut.fit_report_["exact_iterations"] == 10
+    assert cut.fit_report_["visited_share"] == [1.0] * 10
     assert abs(cut.lower_bound_ - exact.lower_bound_) < 1e-4
 
 
 @pytest.mark.parametrize("device", KERNELS)
-def test_an_iteration_that_exceeds_the_bound_is_done_exactly(device, small_tiles, monkeypatch):
-    """Lists are chosen far too short: every iteration is caught, and bursts shrink to one."""
+def test_lists_that_are_too_short_are_caught(device, small_tiles, monkeypatch):
+    """k-means by another name: one block for each tile, whatever it discards."""
     from gmm_ivf import truncated_engine
 
-    monkeypatch.setattr(truncated_engine, "CHOSEN_SHARE", 1000.0)
+    monkeypatch.setattr(truncated_engine, "CHOSEN_SHARE", 1e6)
     x = blobs(100, 3, 40, 2.0)
     options = {"device": device, "backend": "triton", "max_iter": 5}
     exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-4, **options)
     assert cut.fit_report_["exact_iterations"] == 5
     np.testing.assert_allclose(cut.lower_bounds_, exact.lower_bounds_, atol=1e-4)
     np.testing.assert_allclose(cut.means_, exact.means_, atol=2e-2)
+
+
+@pytest.mark.parametrize("device", KERNELS)
+def test_the_first_iteration_that_exceeds_the_bound_is_done_exactly(
+    device, small_tiles, monkeypatch
+):
+    """Later ones of the burst are dropped, and the next burst is exact and shorter."""
+    from gmm_ivf.truncated_engine import TruncatedEngine
+
+    measure, calls = TruncatedEngine._loss, []
+
+    def third_exceeds(*args):
+        calls.append(args)
+        return measure(*args) + (2e-4 if len(calls) == 3 else 0.0)
+
+    monkeypatch.setattr(TruncatedEngine, "_loss", third_exceeds)
+    x = blobs(100, 5, 40, 12.0)
+    options = {"device": device, "backend": "triton", "max_iter": 9}
+    exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-4, **options)
+    share = np.array(cut.fit_report_["visited_share"])
+    assert (share == 1).tolist() == [False, False, *[True] * 5, False, False]
+    assert cut.fit_report_["exact_iterations"] == 5
+    assert cut.fit_report_["discarded_mass"][2] == 0
+    np.testing.assert_allclose(cut.lower_bounds_, exact.lower_bounds_, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", KERNELS)
@@ -194,7 +215,7 @@ def test_bounds_that_would_be_k_means_are_refused(bad):
 
 def test_without_truncation_nothing_is_reported():
     report = fit(blobs(20, 2, 2, 3.0), 2).fit_report_
-    assert set(report) == {"init_seconds", "fit_seconds", "init_share"}
+    assert set(report) == {"init_seconds", "fit_seconds", "init_share", "relative_ridge"}
 
 
 def test_the_option_is_a_parameter_and_is_saved(tmp_path):

@@ -102,7 +102,8 @@ def test_errors_are_ordered_by_precision(kind):
         float(dispatch.expected_errors(m, c)) for m in ("fp64", "fp32", "fp16x3", "fp16", "bf16")
     ]
     assert errors == sorted(errors)
-    assert float(dispatch.expected_errors("tf32", c)) == errors[3]
+    # The ridge of fp16 aside, its operands have as many digits.
+    assert float(dispatch.expected_errors("tf32", c)) == pytest.approx(errors[3], rel=1e-3)
 
 
 @every_kind
