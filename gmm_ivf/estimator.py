@@ -25,7 +25,7 @@ from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
 from gmm_ivf.rows import Rows
-from gmm_ivf.truncation import LARGEST_BOUND, TruncatedTorchEngine, new_run, truncation_report
+from gmm_ivf.truncation import LARGEST_BOUND, TruncatedTorchEngine, truncation_report
 
 
 class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimator):
@@ -272,7 +272,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             check_reach(components)
             previous = self.lower_bound_ if resume else -np.inf
             reg_covar = self.reg_covar / engine.frame.scale**2
-            run = new_run(components, reg_covar, previous, self.truncation)
+            run = Run(components, reg_covar, previous)
             try:
                 for _ in self._progress(run.iterate(engine, self.max_iter, self.tol), number):
                     pass
@@ -284,7 +284,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             if number == 0 or run.bound > best:
                 best = run.bound
                 self._store(run, engine)
-                extra = truncation_report(run)
+                extra = truncation_report(engine)
         total = time.perf_counter() - started
         self.fit_report_ = {
             "init_seconds": init_seconds,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import em, truncated
-from gmm_ivf.kernels.components import Components, Statistics
+from gmm_ivf.kernels.components import Components, Statistics, m_step, precisions_cholesky
 from gmm_ivf.kernels.launch import Rows
 from gmm_ivf.kernels.neighbourhood import order_components
 from gmm_ivf.kernels.operands import FUSED_FEATURES, Samples, is_fused
@@ -16,15 +16,18 @@ from gmm_ivf.kernels.tuning import Config
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import Rows as Source
 from gmm_ivf.triton_engine import TritonEngine
-from gmm_ivf.truncation import CHOSEN_SHARE
+from gmm_ivf.truncation import CHOSEN_SHARE, Record
 
-# Most iterations of a burst, of which the last chooses anew.
+# Iterations of a burst, of which the last chooses anew.
 _LONGEST_BURST = 8
+_SHORTEST_BURST = 2
 # One tile in so many is measured in the other iterations, but no fewer than this many tiles.
 _MEASURED_STEP = 32
 _MEASURED_TILES = 64
-# With a larger share of the components to visit, exact EM is not dearer.
-_LARGEST_SHARE = 0.5
+# With a larger share of the components to visit, exact EM is hardly dearer.
+_LARGEST_SHARE = 0.3
+# Most exact bursts before truncation is tried again.
+_LONGEST_REST = 8
 
 
 def check_truncation(covariance_type: str, modes: Sequence[str], d: int) -> None:
@@ -45,17 +48,15 @@ class TruncatedEngine(TritonEngine):
     Components are taken in an order of neighbourhood, and samples lie in the order of their
     likeliest component. The last iteration of a burst computes all log-densities and chooses the
     blocks of each tile anew; the others visit those, and measure what that leaves out on a random
-    choice of the tiles, one in 32. Bursts become shorter when they leave out more than the bound.
+    choice of the tiles, one in 32. What was left out is looked at after the burst: the first
+    iteration that exceeds the bound is done again with all components, and those after it are
+    dropped. After that, and where tiles need many blocks, bursts are exact for a while.
     """
 
-    burst = _LONGEST_BURST
-
-    _sorted: Samples | None = None
     _order: Tensor
     _shape: Config
     _lists: truncated.Lists
-    _chosen = False
-    _pays = True
+    _guess: Rows
 
     def __init__(
         self,
@@ -67,22 +68,66 @@ class TruncatedEngine(TritonEngine):
         bound: float,
     ):
         super().__init__(rows, frame, device, candidates, chunk_size)
-        self.bound_on_loss = bound
+        self.bound = bound
+        self.record = Record()
+        self._restart()
 
-    def restart(self) -> None:
-        """Forget what was chosen for another start."""
-        self._sorted = None
-        self._pays = True
+    def _restart(self) -> None:
         self.burst = _LONGEST_BURST
+        self._sorted: Samples | None = None
+        self._rest, self._next_rest = 0, 1
         self._draws = np.random.default_rng(0)
 
-    def begin(self, components: Components) -> None:
-        """Choose the mode, and have the samples in it, sorted by their likeliest component."""
-        super().begin(components)
-        if self._samples is not self._sorted:
-            self._sort(components)
+    def iterate(
+        self, components: Components, count: int, reg_covar: float
+    ) -> tuple[Components, Tensor]:
+        """See `Engine.iterate`; may stop early, after an iteration with all components."""
+        if self.record.begin(components):
+            self._restart()
+        if self._rest:
+            self._rest -= 1
+            return self._exactly(components, count, reg_covar)
+        if self._sorted is None or self._samples is not self._sorted:
+            self._enter(components)
+            if float(self._lists.visited()) > _LARGEST_SHARE:
+                self._tire()
+                return self._exactly(components, count, reg_covar)
+        states, table = self._attempt(components, count, reg_covar)
+        # Written so that a loss that is not a number fails as well.
+        sound = [row[2] <= self.bound for row in table]
+        if False in sound:
+            good = sound.index(False)
+            self._tire()
+            self.burst = max(_SHORTEST_BURST, self.burst // 2)
+            return self._exactly(states[good], 1, reg_covar, table[:good])
+        reached = states[-1]
+        precisions_cholesky(reached.covariances, reached.covariance_type)
+        self.record.add([row[1:] for row in table], reached)
+        self.burst, self._next_rest = min(2 * self.burst, _LONGEST_BURST), 1
+        if table[-1][3] > _LARGEST_SHARE:
+            self._tire()
+        return reached, reached.means.new_tensor([row[0] for row in table])
 
-    def _sort(self, components: Components) -> None:
+    def _exactly(
+        self,
+        components: Components,
+        count: int,
+        reg_covar: float,
+        before: Sequence[list[float]] = (),
+    ) -> tuple[Components, Tensor]:
+        """Iterations with all components, after some without."""
+        reached, totals = super().iterate(components, count, reg_covar)
+        whole = [[0.0, 0.0, 1.0]] * count
+        self.record.add([row[1:] for row in before] + whole, reached)
+        return reached, torch.cat([totals.new_tensor([row[0] for row in before]), totals])
+
+    def _tire(self) -> None:
+        """Leave truncation alone for a while, longer each time."""
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+        self._sorted = None
+
+    def _enter(self, components: Components) -> None:
+        """Order components and samples, and choose the blocks of each tile."""
         samples = self._samples or self._staged(components)
         self._order = order_components(components)
         prepared = em.prepare(truncated.reorder(components, self._order), self.mode)
@@ -90,29 +135,44 @@ class TruncatedEngine(TritonEngine):
         rows, best = truncated.find(samples, prepared, self._shape)
         place = best.argsort(stable=True)
         self._samples = self._sorted = truncated.sort_samples(samples, place)
-        self._norm = self._samples.empty_rows()
-        self._norm[: samples.n] = rows.norm[place]
-        self._chosen = False
+        self._guess = Rows(self._samples.empty_rows())
+        self._guess.norm[: samples.n] = rows.norm[place]
+        self._choose(self._samples, prepared)
 
-    def attempt(self, components: Components, last: bool) -> tuple[Statistics, Tensor]:
-        """Statistics of the visited components about the means, and what is left out."""
-        samples, guess = self._sorted, self._norm
-        if samples is None or guess is None or not (self._pays or last):
-            stats = self.e_step(components)
-            return stats, stats.s0.new_tensor([0.0, 0.0, 1.0])
+    def _choose(self, samples: Samples, prepared: em.Prepared) -> Rows:
+        """Choose the blocks of each tile; the log-normalisers over all components."""
+        exact, mass = truncated.weigh(samples, prepared, self._guess, self._shape)
+        self._lists = truncated.choose_lists(mass, CHOSEN_SHARE * self.bound)
+        return exact
+
+    def _attempt(
+        self, components: Components, count: int, reg_covar: float
+    ) -> tuple[list[Components], list[list[float]]]:
+        """Components before and after each iteration; its log-likelihood and what it left out."""
+        states, found = [components], []
+        for number in range(count):
+            stats, lost = self._step(states[-1], number == count - 1)
+            new = m_step(stats, states[-1], reg_covar, check=False, mode=self.mode)
+            states.append(new)
+            found.append(torch.cat([stats.log_likelihood[None], lost]))
+        return states, torch.stack(found).tolist()
+
+    def _step(self, components: Components, last: bool) -> tuple[Statistics, Tensor]:
+        """Statistics of the visited components about the means, and what is left out, (3,).
+
+        The log-likelihood is that of all components in the last iteration of a burst, else the
+        lower bound.
+        """
+        samples = self._samples or self._staged(components)
         prepared = em.prepare(truncated.reorder(components, self._order), self.mode)
-        exact = None
-        if last or not self._chosen:
-            exact, mass = truncated.weigh(samples, prepared, Rows(guess), self._shape)
-            self._lists = truncated.choose_lists(mass, CHOSEN_SHARE * self.bound_on_loss)
-            self._chosen = True
+        exact = self._choose(samples, prepared) if last else None
         kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
         lost = self._loss(samples, prepared, exact, kept)
         stats = truncated.listed_step(samples, kept, prepared, self._lists, self._shape)
-        if exact is not None:
+        if last:
             missing = lost[1] * samples.n
             stats = replace(stats, log_likelihood=stats.log_likelihood + missing)
-        self._norm = kept.norm
+        self._guess = kept
         stats = truncated.restore(stats, self._order, components.covariance_type)
         return stats, torch.cat([lost, self._lists.visited()[None]])
 
@@ -127,9 +187,3 @@ class TruncatedEngine(TritonEngine):
         start = int(self._draws.integers(step))
         exact = truncated.remeasured(samples, prepared, kept, self._shape, start, step)
         return truncated.discarded(exact, kept, samples.n) * step
-
-    def settle(self, sound: bool, visited: float) -> None:
-        """Shorter bursts after one that left out too much, and exact ones where lists are long."""
-        self.burst = min(2 * self.burst, _LONGEST_BURST) if sound else max(1, self.burst // 2)
-        self._chosen = sound
-        self._pays = visited <= _LARGEST_SHARE

@@ -6,15 +6,14 @@ bound on the log-likelihood. The bound lies lower by the mean over the samples o
 can the fit, against exact EM, where it converges.
 """
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gmm_ivf.engine import Engine, Run
+from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import Components, Statistics, m_step, precisions_cholesky
+from gmm_ivf.kernels.components import Components, m_step
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import Rows
 
@@ -25,107 +24,51 @@ CHOSEN_SHARE = 0.1
 LARGEST_BOUND = 0.01
 
 
-class Truncating(Protocol):
-    """An engine whose E-steps can leave components out."""
-
-    def restart(self) -> None:
-        """Forget what was chosen for another start."""
-        ...
-
-    def begin(self, components: Components) -> None:
-        """Get ready for a burst of iterations from the given components."""
-        ...
-
-    def attempt(self, components: Components, last: bool) -> tuple[Statistics, Tensor]:
-        """Statistics of kept components, and what is left out.
-
-        The log-likelihood is that of all components in the `last` iteration of a burst. The second
-        result holds the discarded mass per sample, the mean of ``-log(1 - mass)`` in nats, and the
-        share of components visited, (3,) float64; without waiting for the device.
-        """
-        ...
-
-    def e_step(self, components: Components) -> Statistics:
-        """Statistics of all components."""
-        ...
-
-    def settle(self, sound: bool, visited: float) -> None:
-        """Learn whether the burst kept to its bound, and the share visited in the end."""
-        ...
-
-
-class TruncatedRun(Run):
-    """EM from one start by a `Truncating` engine.
-
-    What is left out is looked at after each burst: the first iteration that exceeds the bound is
-    done again with all components, and those after it are dropped.
+class Record:
+    """What was left out in the iterations from one start.
 
     Attributes
     ----------
-    measured : list of list of float
-        For each iteration the discarded mass per sample, the same in nats, and the share visited.
+    rows : list of list of float
+        For each iteration the discarded mass per sample, the mean of ``-log(1 - mass)`` in nats,
+        and the share of components visited.
     """
 
-    def __init__(self, components: Components, reg_covar: float, previous: float, bound: float):
-        super().__init__(components, reg_covar, previous)
-        self.bound_on_loss = bound
-        self.measured: list[list[float]] = []
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+        self._reached: Components | None = None
 
-    def iterate(self, engine: Any, max_iter: int, tol: float) -> Iterator[float]:
-        """Do the iterations, yielding the bound after each."""
-        engine.restart()
-        return super().iterate(engine, max_iter, tol)
+    def begin(self, components: Components) -> bool:
+        """Start anew unless the components are those reached; whether it does."""
+        anew = components is not self._reached
+        if anew:
+            self.rows = []
+        return anew
 
-    def _burst(self, engine: Any, count: int) -> list[float]:
-        truncating: Truncating = engine
-        truncating.begin(self.components)
-        states, found = [self.components], []
-        for number in range(count):
-            stats, lost = truncating.attempt(states[-1], number == count - 1)
-            states.append(m_step(stats, states[-1], self.reg_covar, False, truncating.mode))
-            found.append(torch.cat([stats.log_likelihood[None], lost]))
-        table = torch.stack(found).tolist()
-        # Written so that a loss that is not a number fails as well.
-        sound = [row[2] <= self.bound_on_loss for row in table]
-        good = sound.index(False) if False in sound else count
-        truncating.settle(good == count, table[-1][3])
-        self.components = states[good]
-        if good < count:
-            stats = truncating.e_step(self.components)
-            self.components = m_step(stats, self.components, self.reg_covar, mode=truncating.mode)
-            table[good:] = [[float(stats.log_likelihood), 0.0, 0.0, 1.0]]
-        else:
-            precisions_cholesky(self.components.covariances, self.components.covariance_type)
-        self.measured += [row[1:] for row in table]
-        return [engine.mean_log_likelihood(row[0]) for row in table]
+    def add(self, rows: list[list[float]], reached: Components) -> None:
+        """Append iterations and what they reached."""
+        self.rows += rows
+        self._reached = reached
 
 
-def new_run(
-    components: Components, reg_covar: float, previous: float, truncation: float | None
-) -> Run:
-    """EM from one start, truncated or not."""
-    if truncation is None:
-        return Run(components, reg_covar, previous)
-    return TruncatedRun(components, reg_covar, previous, truncation)
-
-
-def truncation_report(run: Run) -> dict[str, Any]:
-    """Entries of ``fit_report_`` about truncation; none of a run without it."""
-    if not isinstance(run, TruncatedRun):
+def truncation_report(engine: Engine) -> dict[str, Any]:
+    """Entries of ``fit_report_`` about the last start; none of an engine that does not truncate."""
+    record = getattr(engine, "record", None)
+    if record is None:
         return {}
     return {
-        "discarded_mass": [row[0] for row in run.measured],
-        "discarded_nats": [row[1] for row in run.measured],
-        "visited_share": [row[2] for row in run.measured],
-        "exact_iterations": sum(row[2] == 1 for row in run.measured),
+        "discarded_mass": [row[0] for row in record.rows],
+        "discarded_nats": [row[1] for row in record.rows],
+        "visited_share": [row[2] for row in record.rows],
+        "exact_iterations": sum(row[2] == 1 for row in record.rows),
     }
 
 
 class TruncatedTorchEngine(Engine):
     """Truncation by torch: each sample keeps its likeliest components, chosen at each iteration.
 
-    All responsibilities are computed, so that nothing is saved: it says what truncation does, where
-    the Triton kernels do not run.
+    All responsibilities are computed, so that nothing is saved, and likelihoods are exact: it says
+    what truncation does where the Triton kernels do not run.
     """
 
     def __init__(
@@ -138,19 +81,23 @@ class TruncatedTorchEngine(Engine):
         bound: float,
     ):
         super().__init__(rows, frame, device, candidates, chunk_size)
-        self.bound_on_loss = bound
+        self.share = CHOSEN_SHARE * bound
+        self.record = Record()
 
-    def restart(self) -> None:
-        """Nothing is kept between iterations."""
-
-    def attempt(self, components: Components, last: bool) -> tuple[Statistics, Tensor]:
-        """Statistics of kept components about the means, exact log-likelihood, and the loss."""
-        keep = _KeepLargest(CHOSEN_SHARE * self.bound_on_loss)
-        stats = self.e_step(components, keep)
-        return stats, keep.loss() / self.rows.n
-
-    def settle(self, sound: bool, visited: float) -> None:
-        """Nothing is adapted: the bound holds for each sample."""
+    def iterate(
+        self, components: Components, count: int, reg_covar: float
+    ) -> tuple[Components, Tensor]:
+        """See `Engine.iterate`; M-steps are over the components that a sample keeps."""
+        self.record.begin(components)
+        totals, lost = [], []
+        for _ in range(count):
+            keep = _KeepLargest(self.share)
+            stats = self.e_step(components, keep)
+            components = m_step(stats, components, reg_covar, mode=self.mode)
+            totals.append(stats.log_likelihood)
+            lost.append(keep.loss())
+        self.record.add(torch.stack(lost).tolist(), components)
+        return components, torch.stack(totals)
 
 
 class _KeepLargest:
@@ -158,6 +105,7 @@ class _KeepLargest:
 
     def __init__(self, share: float):
         self.share = share
+        self.seen = 0
         self.sums: list[Tensor] = []
 
     def __call__(self, x: Tensor, prepared: torch_backend.Prepared) -> tuple[Tensor, Tensor]:
@@ -168,10 +116,14 @@ class _KeepLargest:
         kept = values.masked_fill(dropped, 0)
         visited = (~dropped).double().mean(1)
         nats = -torch.log1p(-mass)
+        self.seen += len(x)
         self.sums.append(torch.stack([v.double().sum() for v in (mass, nats, visited)]))
         kept = kept / kept.sum(1, keepdim=True)
         return density, torch.zeros_like(resp).scatter_(1, ids, kept)
 
     def loss(self) -> Tensor:
-        """Sums over the samples of discarded mass, nats and share kept."""
-        return torch.stack(self.sums).sum(0)
+        """Means over the samples of discarded mass, nats and share kept, (3,) float64.
+
+        Of samples seen: a pass that ran out of memory and was done again saw some twice.
+        """
+        return torch.stack(self.sums).sum(0) / self.seen

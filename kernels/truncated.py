@@ -224,13 +224,13 @@ def choose_lists(mass: Tensor, share: float) -> Lists:
         tile_blocks[part] = ids.flip(1)
         meets[part] = torch.zeros_like(keep).scatter_(1, ids, keep)
     # Place of each tile in the list of each block; those that do not meet go past the end.
-    place = torch.where(meets, meets.cumsum(0) - 1, tiles)
+    met = meets.T.contiguous()
+    place = torch.where(met, met.cumsum(1) - 1, tiles)
     block_tiles = torch.empty(blocks, tiles + 1, dtype=torch.int32, device=mass.device)
     numbers = torch.arange(tiles, dtype=torch.int32, device=mass.device).expand(blocks, tiles)
-    block_tiles.scatter_(1, place.T, numbers)
-    counts = (meets.sum(dim, dtype=torch.int32) for dim in (1, 0))
-    tile_counts, block_counts = counts
-    return Lists(tile_blocks, tile_counts, block_tiles, block_counts)
+    block_tiles.scatter_(1, place, numbers)
+    tile_counts = meets.sum(1, dtype=torch.int32)
+    return Lists(tile_blocks, tile_counts, block_tiles, met.sum(1, dtype=torch.int32))
 
 
 def listed_rows(samples: Samples, prepared: Prepared, lists: Lists, shape: Config) -> Rows:
