@@ -74,20 +74,18 @@ def index_bytes(index: Any) -> int:
     index : faiss.IndexIVF, IndexPreTransform over one, or IndexRefineFlat over either
     """
     faiss = require_faiss()
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexRefine):
-        return index_bytes(index.base_index) + 4 * index.d * index.ntotal
-    if isinstance(index, faiss.IndexPreTransform):
-        rotations = index.chain.size() * 4 * index.d**2
-        return rotations + index_bytes(index.index)
-    sizes = list_sizes(index)
-    if isinstance(index, faiss.IndexIVFFastScan):
+    # Under another name: the object given may be the one that owns the memory.
+    found = faiss.downcast_index(index)
+    if isinstance(found, faiss.IndexRefine):
+        return index_bytes(found.base_index) + 4 * found.d * found.ntotal
+    if isinstance(found, faiss.IndexPreTransform):
+        return index_bytes(found.index) + found.chain.size() * 4 * found.d**2
+    sizes = coded = list_sizes(found)
+    if isinstance(found, faiss.IndexIVFFastScan):
         # Codes lie in blocks, the last one of a list padded.
-        sizes_of_codes = -(-sizes // index.bbs) * index.bbs
-    else:
-        sizes_of_codes = sizes
-    entries = int(sizes_of_codes.sum()) * index.code_size + int(sizes.sum()) * _ID_BYTES
-    return entries + index.nlist * _LIST_HEADER_BYTES + _coarse_bytes(index) + _table_bytes(index)
+        coded = -(-sizes // found.bbs) * found.bbs
+    entries = int(coded.sum()) * found.code_size + int(sizes.sum()) * _ID_BYTES
+    return entries + found.nlist * _LIST_HEADER_BYTES + _coarse_bytes(found) + _table_bytes(found)
 
 
 def _coarse_bytes(ivf: Any) -> int:

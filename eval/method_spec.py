@@ -64,6 +64,13 @@ def _count(text: str) -> int:
         raise ValueError("a whole number of at least 1") from None
 
 
+def _natural(text: str) -> int:
+    try:
+        return _number(int, 0, text)
+    except ValueError:
+        raise ValueError("a whole number of at least 0") from None
+
+
 def _at_least(low: float) -> Option:
     def parse(text: str) -> float:
         try:
@@ -153,6 +160,18 @@ _GEOMETRY_OPTIONS: dict[str, Option] = {
 }
 _SOFT_OPTIONS: dict[str, Option] = {"max_lists": _count} | _GEOMETRY_OPTIONS
 
+# Those of `gmm_ivf.CellOptions`, which checks them further.
+_CELL_OPTIONS: dict[str, Option] = {
+    "links": _count,
+    "lists_ranked": _count,
+    "min_size": _count,
+    "residual_bins": _count,
+    "residual_weight": _at_least(0),
+    "shortlist": _at_least(1),
+    "sketch": _natural,
+    "visit": _one_of("edge", "list"),
+}
+
 #: Options that each method takes, by name.
 OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
     {
@@ -164,6 +183,8 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = MappingProxyType(
         | _BUDGET_OPTIONS
         | {"rule": _one_of(RESPONSIBILITY, *RULES)},
         "kmeans-soft": {"niter": _count, "rule": _one_of(*RULES)} | _PLACE_OPTIONS | _SOFT_OPTIONS,
+        "gmm-cells": _FIT_OPTIONS | _PLACE_OPTIONS | _CELL_OPTIONS,
+        "kmeans-cells": {"niter": _count} | _PLACE_OPTIONS | _CELL_OPTIONS,
     }
 )
 
@@ -184,11 +205,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "rule": RESPONSIBILITY,
         },
         "kmeans-soft": _PLACE_DEFAULTS | {"max_lists": 2, "rule": "air"},
+        "gmm-cells": _PLACE_DEFAULTS | {"covariance_type": "spherical", "visit": "edge"},
+        "kmeans-cells": _PLACE_DEFAULTS | {"visit": "edge"},
     }
 )
 
 FIT_KEYS = frozenset(_FIT_OPTIONS)
 SOFT_BUDGET = frozenset(_BUDGET_OPTIONS)
+CELL_KEYS = frozenset(_CELL_OPTIONS)
 
 
 def parse_method(text: str) -> MethodSpec:
@@ -289,6 +313,8 @@ def label(method: str) -> str:
         "gmm": "GMM, hard",
         "gmm-soft": "GMM, soft",
         "kmeans-soft": "k-means, soft",
+        "gmm-cells": "GMM, cells",
+        "kmeans-cells": "k-means, cells",
     }
     options, defaults = dict(spec.options), DEFAULTS[spec.name]
     if options.get("rule", defaults.get("rule", RESPONSIBILITY)) != RESPONSIBILITY:

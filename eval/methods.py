@@ -8,6 +8,7 @@ import numpy as np
 
 from gmm_ivf.eval.environment import require_faiss
 from gmm_ivf.eval.method_spec import (
+    CELL_KEYS,
     DEFAULTS,
     RESPONSIBILITY,
     SOFT_BUDGET,
@@ -83,47 +84,50 @@ def _made(text: str, context: BuildContext) -> Any:
         ) from None
 
 
-def _build_kmeans_soft(spec: MethodSpec, context: BuildContext) -> Searcher:
-    """k-means under a rule; for inner products its centroids are normalised, as rules need."""
+def _quantizer(spec: MethodSpec, context: BuildContext) -> tuple[Any, float, dict[str, Any]]:
+    """The quantizer of a method of ours, the seconds of its training, and its settings.
+
+    For inner products the centroids of k-means are normalised, as rules and cells need.
+    """
     from gmm_ivf.quantizer import GMMQuantizer
 
-    trained = trained_kmeans(spec, context)
-    coarse = spec.get("coarse", "flat")
-    quantizer = GMMQuantizer.from_centroids(trained.table, context.faiss_metric, coarse=coarse)
-    return _soft(spec, context, quantizer, trained.seconds, trained.settings)
-
-
-def _build_gmm_soft(spec: MethodSpec, context: BuildContext) -> Searcher:
-    from gmm_ivf.quantizer import GMMQuantizer
-
+    metric, coarse = context.faiss_metric, spec.get("coarse", "flat")
+    if spec.name.startswith("kmeans"):
+        trained = trained_kmeans(spec, context)
+        quantizer = GMMQuantizer.from_centroids(trained.table, metric, coarse=coarse)
+        return quantizer, trained.seconds, trained.settings
     quantizer, settings = trained_mixture(spec, context)
-    if (coarse := spec.get("coarse", "flat")) != "flat":
-        quantizer = GMMQuantizer.from_mixture(
-            quantizer.mixture, context.faiss_metric, coarse=coarse
-        )
-    return _soft(spec, context, quantizer, settings["fit_seconds"], settings)
+    if coarse != "flat":
+        quantizer = GMMQuantizer.from_mixture(quantizer.mixture, metric, coarse=coarse)
+    return quantizer, settings["fit_seconds"], settings
 
 
-def _soft(
-    spec: MethodSpec, context: BuildContext, quantizer: Any, seconds: float, settings: dict
-) -> Searcher:
-    """`IndexIVFGMM` with copies in several lists."""
+def _build_soft(spec: MethodSpec, context: BuildContext) -> Searcher:
+    return _ours(spec, context, _budget(spec, context))
+
+
+def _build_cells(spec: MethodSpec, context: BuildContext) -> Searcher:
+    cells = {key: value for key, value in spec.options if key in CELL_KEYS}
+    return _ours(spec, context, {"layout": "cells", "cells": cells})
+
+
+def _ours(spec: MethodSpec, context: BuildContext, options: dict[str, Any]) -> Searcher:
+    """`IndexIVFGMM` with given options, over the codec of the method."""
     from gmm_ivf.index import IndexIVFGMM
 
-    options: dict[str, Any] = _budget(spec, context)
-    options["refine"] = "flat" if spec.get("refine") else None
+    quantizer, seconds, settings = _quantizer(spec, context)
+    options = options | {"refine": "flat" if spec.get("refine") else None}
     # The graph of an HNSW coarse quantizer is the quantizer's own.
     template = _made(factory_string(spec.without("coarse"), context.nlist, context.d), context)
     _spare_training(template)
     quantizer.attach(template)
     soft = IndexIVFGMM(template, quantizer, **options)
     start = time.perf_counter()
-    soft.train(context.train)  # the centres are trained already: codec and threshold only
-    settings = settings | options | {"rule": str(options["rule"])}
-    if soft.tau is not None:
-        settings |= {"tau": soft.tau, "threshold_seconds": time.perf_counter() - start}
-    seconds += time.perf_counter() - start
-    return SoftSearcher(soft, seconds, filled(soft, context.base), settings)
+    soft.train(context.train)  # the centres are trained already: the rest only
+    rest_seconds = time.perf_counter() - start
+    settings = settings | options | {"rest_seconds": rest_seconds, "tau": soft.tau}
+    settings |= {"rule": str(options["rule"])} if "rule" in options else {}
+    return SoftSearcher(soft, seconds + rest_seconds, filled(soft, context.base), settings)
 
 
 def _budget(spec: MethodSpec, context: BuildContext) -> dict[str, Any]:
@@ -143,6 +147,8 @@ def _budget(spec: MethodSpec, context: BuildContext) -> dict[str, Any]:
 _BUILDERS: dict[str, Callable[[MethodSpec, BuildContext], Searcher]] = {
     "kmeans": _build_kmeans,
     "gmm": _build_gmm,
-    "gmm-soft": _build_gmm_soft,
-    "kmeans-soft": _build_kmeans_soft,
+    "gmm-soft": _build_soft,
+    "kmeans-soft": _build_soft,
+    "gmm-cells": _build_cells,
+    "kmeans-cells": _build_cells,
 }

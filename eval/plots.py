@@ -10,7 +10,14 @@ import numpy as np
 from gmm_ivf.eval.method_spec import label
 from gmm_ivf.eval.metrics import pareto_front
 from gmm_ivf.eval.results import OperatingPoint
-from gmm_ivf.eval.summary import BASELINE, Curve, curves, ratio_to_baseline
+from gmm_ivf.eval.summary import (
+    BASELINE,
+    Curve,
+    curves,
+    envelopes,
+    ratio_to_baseline,
+    summarize,
+)
 
 # Okabe and Ito's colours, distinct under the common forms of colour blindness; each goes with its
 # own marker and line style, so that print in grey still tells the curves apart.
@@ -81,6 +88,39 @@ def draw(points: Sequence[OperatingPoint]) -> Any:
     figure.legend(
         handles, names, loc="outside lower center", ncols=min(4, 2 * len(nlists)), frameon=False
     )
+    return figure
+
+
+def draw_page(points: Sequence[OperatingPoint]) -> Any:
+    """Draw two panels: the methods at the K where most are, and the best of each kind over all K.
+
+    Parameters
+    ----------
+    points : sequence of OperatingPoint
+        At least one, all of one data set.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    from matplotlib.figure import Figure
+
+    by_key = curves(points)
+    nlist = max(summarize(points), key=lambda block: len(block.rows)).nlist
+    mine = {(m, s): curve for (k, m, s), curve in by_key.items() if k == nlist}
+    figure = Figure(figsize=(13, 6.4))
+    figure.set_layout_engine("constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw_cost(left, mine, _styles([method for method, _ in mine]))
+    for (family, (x, y)), style in zip(envelopes(points).items(), _STYLES, strict=False):
+        right.plot(x, y, color=style[0], linestyle=style[2], linewidth=1.8, label=family)
+    right.grid(alpha=0.3)
+    for axes, title in ((left, f"K = {nlist:,}"), (right, "least cost over all K")):
+        axes.set_title(f"{points[0].dataset}, {title}", fontsize=11, parse_math=False)
+        axes.set_xlabel(f"recall@{points[0].key.k}")
+        axes.set_xlim(_left_limit(points), 1.0)
+        axes.legend(fontsize=8, frameon=False)
+    left.set_ylabel("distance computations per query")
     return figure
 
 
@@ -194,5 +234,6 @@ def _mean_curve(own: list[Curve]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(recall)[front], np.array(cost)[front]
 
 
-def _probe(point: OperatingPoint) -> tuple[int, int, int]:
-    return point.key.nprobe, point.key.ef_search, point.key.refine_factor
+def _probe(point: OperatingPoint) -> tuple[int, ...]:
+    key = point.key
+    return key.nprobe, key.ef_search, key.refine_factor, key.max_codes

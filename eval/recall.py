@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmm_ivf.eval.commands import (
     Parser,
+    UserError,
     let_idle_threads_sleep,
     natural,
     positive,
@@ -43,7 +44,8 @@ DEFAULT_DATASET = "sift-mini"
 _NOTHING = 1
 _METRICS = ("l2", "ip", "cosine")
 _EPILOG = """\
-methods: kmeans | gmm | gmm-soft | kmeans-soft, each with options: NAME:key=value,key=value
+methods: kmeans | gmm | gmm-soft | kmeans-soft | gmm-cells | kmeans-cells, each with options:
+  NAME:key=value,key=value
   kmeans:nlist=4096,coarse=hnsw32     its own K; an HNSW coarse quantizer, efSearch swept
   kmeans:codec=PQ32,refine=true       codes, ranked again with the originals; also rotation=RR
   gmm-soft                            replication=1.5, max_lists=2
@@ -55,8 +57,9 @@ methods: kmeans | gmm | gmm-soft | kmeans-soft, each with options: NAME:key=valu
            ratio      eps, candidates                      top2   the second nearest, always
     all take max_lists=2; kmeans-soft alone means rule=air
   gmm:covariance_type=diag            also max_iter, tol, n_init, init_params, reg_covar, precision
-  all take nlist and codec (Flat, SQ8, SQ4, SQfp16, PQ32, PQ32x4, PQ32x4fs, RaBitQ, RaBitQ4,
-  RaBitQfs); kmeans and gmm, which are stock FAISS, also coarse, rotation (RR, OPQ32) and refine
+  gmm-cells:links=64,visit=list       layout "cells"; the options of gmm_ivf.CellOptions
+  all take nlist, coarse, refine and codec (Flat, SQ8, SQ4, SQfp16, PQ32, PQ32x4, PQ32x4fs, RaBitQ,
+  RaBitQ4, RaBitQfs); kmeans and gmm, which are stock FAISS, also rotation (RR, OPQ32)
 Writes results.jsonl, summary.jsonl, recall.png, recall.svg, report.html and table.txt into --out. A
 run that was stopped goes on where it was when the same command is given again."""
 
@@ -103,13 +106,14 @@ def _run(job: _Job, command: str) -> int:
     environment = stamp(plan.threads, plan.device)
     _warn_of_other_commits(store, environment)
     with sole_writer(store.path):
-        points, left_out = run(plan, Bench.prepare(dataset, plan.k), store, environment)
-        if left_out:
-            say(f"left out, or cut, for want of time (--budget): {'; '.join(left_out)}")
-        if not points:
-            return _NOTHING
-        _write(points, store.path.parent, command)
-    return 0
+        outcome = run(plan, Bench.prepare(dataset, plan.k), store, environment)
+        if outcome.left_out:
+            say(f"left out, or cut, for want of time (--budget): {'; '.join(outcome.left_out)}")
+        if outcome.points:
+            _write(outcome.points, store.path.parent, command)
+    if outcome.failed:
+        raise UserError("; ".join(map(str, outcome.failed)))
+    return 0 if outcome.points else _NOTHING
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

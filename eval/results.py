@@ -14,15 +14,15 @@ from gmm_ivf.eval import jsonl
 SCHEMA = 1
 _ROW = "result row"
 # Fields that came later, with what they are in the rows that lack them.
-_ADDED = {"ef_search": 0, "refine_factor": 0, "scan_unit": 1.0}
+_ADDED = {"ef_search": 0, "refine_factor": 0, "max_codes": 0, "scan_unit": 1.0}
 
 
 @dataclass(frozen=True)
 class Key:
     """What makes two operating points the same measurement.
 
-    `method` is spelled without its number of lists, which is `nlist`. Rows written before
-    `ef_search` and `refine_factor` were there had neither, and read as 0: see `searchers.Probe`.
+    `method` is spelled without its number of lists, which is `nlist`. `ef_search` and
+    what follows is 0 in rows written before it was there: see `searchers.Probe`.
     """
 
     fingerprint: str
@@ -38,6 +38,7 @@ class Key:
     ties: str
     ef_search: int = 0
     refine_factor: int = 0
+    max_codes: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,14 @@ class Probe:
         Breadth of an HNSW coarse quantizer; 0 where it is flat.
     refine_factor : int, default=0
         So many times k vectors are ranked again with the originals; 0 where none are.
+    max_codes : int, default=0
+        Most entries scanned, for steps below an average list; 0 sets no limit.
     """
 
     nprobe: int
     ef_search: int = 0
     refine_factor: int = 0
+    max_codes: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,12 +192,12 @@ class SoftSearcher:
 
     def search(self, queries: np.ndarray, k: int, probe: Probe) -> tuple[np.ndarray, np.ndarray]:
         """See `Searcher`."""
-        self._soft.nprobe = probe.nprobe
+        params = require_faiss().SearchParametersIVF(nprobe=probe.nprobe, max_codes=probe.max_codes)
         if probe.ef_search:
             self._soft.quantizer.ef_search = probe.ef_search
         if probe.refine_factor:
             self._soft.k_factor = probe.refine_factor
-        distances, ids = self._soft.search(queries, k)
+        distances, ids = self._soft.search(queries, k, params)
         return ids, distances
 
     def cost(self, queries: np.ndarray, k: int, probe: Probe) -> SearchCost:

@@ -19,6 +19,7 @@ ONCE = 1.1
 #: Recall between two points from which on a cost read off between them is marked.
 WIDE_GAP = 0.05
 SCHEMA = 1
+_ENVELOPE_RECALLS = [percent / 100 for percent in range(50, 100)]
 
 Curve = list[OperatingPoint]
 Curves = Mapping[tuple[int, str, int], Curve]
@@ -266,6 +267,27 @@ def bests(points: Sequence[OperatingPoint]) -> list[Best]:
                 ratios = [reference[s] / values[s] for s in values if s in reference]
                 value = mean.mean if by == "cost" else 1 / mean.mean
                 found.append(Best(family, target, by, row, value, Spread.of(ratios)))
+    return found
+
+
+def envelopes(points: Sequence[OperatingPoint]) -> dict[str, tuple[list[float], list[float]]]:
+    """Least mean cost of each family over all K: recalls and costs, by family."""
+    by_key = curves(points)
+    kinds = dict.fromkeys((nlist, method) for nlist, method, _ in by_key)
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for family in _FAMILIES:
+        own = []
+        for nlist, method in kinds:
+            mine = [by_key[nlist, method, seed] for seed in _seeds(by_key, nlist, method)]
+            if _family(parse_method(method), mine[0][0].entries_per_vector) == family:
+                own.append(mine)
+        for recall in _ENVELOPE_RECALLS:
+            costs = [Spread.of([curve_cost(curve, recall) for curve in mine]) for mine in own]
+            known = [cost.mean for cost in costs if cost is not None]
+            if known:
+                x, y = found.setdefault(family, ([], []))
+                x.append(recall)
+                y.append(min(known))
     return found
 
 

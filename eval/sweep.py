@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,13 @@ from gmm_ivf.eval.training import BuildContext
 EF_SEARCH = (32, 64, 128)
 #: Times k that are ranked again, each step as long as it finds more.
 REFINE_FACTORS = (2, 4, 8, 16, 32, 64)
+# Cells are scanned in parts of an average list: shares of it that come below each nprobe.
+_CELL_STEPS = {
+    1: (0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.63, 0.8),
+    2: (1.25, 1.6),
+    3: (2.5,),
+    4: (3.5,),
+}
 _LEAST_GAIN = 1e-3
 _FLAT_STEPS = 3
 _WARM_UP_QUERIES = 64
@@ -131,38 +138,36 @@ def training_rows(base: Any, limit: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
-def run(
-    plan: Plan, bench: Bench, store: Store, environment: dict
-) -> tuple[list[OperatingPoint], list[str]]:
-    """Measure what the store does not hold yet.
+class Outcome(NamedTuple):
+    """Points of a plan, the titles of curves that the budget left out or cut, and failed builds."""
+
+    points: list[OperatingPoint]
+    left_out: list[str]
+    failed: list[BuildError]
+
+
+def run(plan: Plan, bench: Bench, store: Store, environment: dict) -> Outcome:
+    """Measure what the store does not hold yet, and gather what it holds.
 
     An index is built only when one of its points is missing. Points are stored one by one, so
-    that an interrupted run loses at most the one being measured.
-
-    Returns
-    -------
-    points : list of OperatingPoint
-        All points of the plan, those found in the store included.
-    left_out : list of str
-        Curves that the budget left out, or cut.
-
-    Raises
-    ------
-    BuildError
-        If a method refuses the data; what was measured before is in the store.
+    that an interrupted run loses at most the one being measured. A method that refuses the data
+    leaves the others alone.
     """
-    points: list[OperatingPoint] = []
-    left_out: list[str] = []
+    outcome = Outcome([], [], [])
     deadline = time.monotonic() + (plan.budget_seconds or math.inf)
     for nlist, methods in plan.groups().items():
         for seed in plan.seeds:
             context = _Lazy(lambda n=nlist, s=seed: _context(plan, bench, n, s))
             for spec in methods:
                 curve = _Curve(plan, bench, store, environment, spec, nlist, seed, deadline)
-                measured, is_whole = _measure_curve(curve, context)
-                points += measured
-                left_out += [] if is_whole else [curve.title]
-    return points, left_out
+                try:
+                    points, is_whole = _measure_curve(curve, context)
+                except BuildError as error:
+                    outcome.failed.append(error)
+                    continue
+                outcome.points.extend(points)
+                outcome.left_out.extend([] if is_whole else [curve.title])
+    return outcome
 
 
 class _Lazy:
@@ -215,6 +220,7 @@ class _Curve:
             ties=plan.ties,
             ef_search=probe.ef_search,
             refine_factor=probe.refine_factor,
+            max_codes=probe.max_codes,
         )
 
     def nprobes(self) -> list[int]:
@@ -224,11 +230,21 @@ class _Curve:
         return sorted({min(nprobe, self.nlist) for nprobe in given})
 
     def ladders(self, nprobe: int) -> list[list[Probe]]:
-        """Searches of so many lists, one ladder of rising re-ranking for each breadth."""
+        """Searches of so many lists, one ladder of rising re-ranking for each breadth and limit."""
         is_graph = self.spec.get("coarse", "flat") != "flat"
         breadths = sorted({max(nprobe, ef) for ef in EF_SEARCH}) if is_graph else [0]
         factors = REFINE_FACTORS if self.spec.get("refine") else (0,)
-        return [[Probe(nprobe, ef, factor) for factor in factors] for ef in breadths]
+        return [
+            [Probe(nprobe, ef, factor, limit) for factor in factors]
+            for limit in self._limits(nprobe)
+            for ef in breadths
+        ]
+
+    def _limits(self, nprobe: int) -> list[int]:
+        """Most entries scanned: finer steps where a layout can stop between lists."""
+        shares = _CELL_STEPS.get(nprobe, ()) if self.spec.name.endswith("-cells") else ()
+        mean = self.bench.dataset.n / self.nlist
+        return [*(max(1, round(share * mean)) for share in shares), 0]
 
 
 def _context(plan: Plan, bench: Bench, nlist: int, seed: int) -> BuildContext:
@@ -304,7 +320,7 @@ def _build(curve: _Curve, context: BuildContext) -> Searcher:
     with clock(f"building {curve.title}"):
         try:
             searcher = build(curve.spec, context)
-        except ValueError as error:
+        except (ValueError, NotImplementedError) as error:
             raise BuildError(f"{curve.title} cannot be built: {error}") from error
         probe = curve.ladders(1)[0][0]
         searcher.search(curve.bench.dataset.query[:_WARM_UP_QUERIES], curve.plan.k, probe)

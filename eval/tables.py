@@ -19,6 +19,8 @@ from gmm_ivf.eval.summary import (
 )
 
 _TEXT_WIDTH = 118
+# Load a core, when a run begins, up to which its times count as those of a free machine.
+_FREE = 0.6
 
 
 def header(with_best: bool) -> list[str]:
@@ -92,6 +94,15 @@ def best_rows(points: Sequence[OperatingPoint]) -> list[Best]:
     return bests(points) if has_several_plain(points) else []
 
 
+def busy(points: Sequence[OperatingPoint]) -> str:
+    """A clause on work of others when measuring began, "" where the machine was free."""
+    known = [point.environment for point in points if point.environment.get("load")]
+    worst = max(known, key=lambda stamp: stamp["load"] / stamp["cores"], default=None)
+    if worst is None or worst["load"] <= _FREE * worst["cores"]:
+        return ""
+    return f"other work ran on the machine (load {worst['load']:g} on {worst['cores']} cores)"
+
+
 def explain(points: Sequence[OperatingPoint]) -> list[str]:
     """What the columns mean, in sentences."""
     first = points[0]
@@ -115,7 +126,7 @@ def explain(points: Sequence[OperatingPoint]) -> list[str]:
 
 def _more(points: Sequence[OperatingPoint]) -> list[str]:
     """Sentences on what only some tables have."""
-    sentences = []
+    sentences = [f"Times and QPS say little: {busy(points)}."] if busy(points) else []
     if has_several_plain(points):
         sentences.append(
             "x best, and x over all K: the least cost (or time) of FAISS's IVF over all K here, "

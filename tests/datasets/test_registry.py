@@ -139,3 +139,29 @@ def test_loading_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_metric_of_a_file_that_does_not_say(tmp_path, vectors):
+    path = tmp_path / "mine.npy"
+    write_npy(path, vectors)
+    assert load(path).metric == "l2"
+    assert load(path, metric="ip").metric == "ip"
+    unit = load(path, metric="cosine").base
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"metric must be one of .*, got 'dot'"):
+        load(path, metric="dot")
+
+
+def test_metric_that_contradicts_the_data_is_refused():
+    assert load("sift-mini", metric="l2").metric == "l2"
+    with pytest.raises(ValueError, match="metric 'ip' contradicts sift-mini, which says 'l2'"):
+        load("sift-mini", metric="ip")
+
+
+def test_first_queries_keep_their_ground_truth():
+    whole = load("sift-mini")
+    part = whole.first_queries(10)
+    assert (len(part.query), part.n) == (10, whole.n)
+    np.testing.assert_array_equal(part.ground_truth, whole.ground_truth[:10])
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        whole.first_queries(0)

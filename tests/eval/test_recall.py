@@ -15,6 +15,7 @@ import pytest
 
 from gmm_ivf.eval import recall, sweep
 from gmm_ivf.eval.environment import set_threads, usable_cores
+from gmm_ivf.eval.jsonl import sole_writer
 from gmm_ivf.eval.results import Store, read_points
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +84,26 @@ def test_a_second_run_measures_nothing_and_writes_the_same_table(vectors, tmp_pa
     assert (tmp_path / "out" / "table.txt").read_bytes() == table
 
 
+def test_metric_of_own_vectors_is_that_asked_for(vectors, tmp_path):
+    out = tmp_path / "out"
+    grid = ("--nlist", 8, "--nprobe", 8, "--method", "kmeans", "--seed", 0, "--queries", 20)
+    assert run_main("--dataset", vectors, "--metric", "ip", "--out", out, *grid) == 0
+    (point,) = read_points(out / "results.jsonl")
+    assert (point.metric, point.queries, point.recall) == ("ip", 20, 1.0)
+
+
+def test_a_second_run_into_the_same_folder_is_refused_while_one_writes(vectors, tmp_path, capsys):
+    arguments = ["--dataset", vectors, "--nlist", "8", "--out", str(tmp_path)]
+    with sole_writer(tmp_path / "results.jsonl"):
+        assert_refused(arguments, ["another run is writing to", "another --out"], capsys)
+
+
+def test_a_budget_that_leaves_nothing_is_no_success(vectors, tmp_path, capsys):
+    arguments = ("--dataset", vectors, "--nlist", 8, "--seed", 0, "--method", "kmeans")
+    assert run_main(*arguments, "--budget", 1e-9, "--out", tmp_path) == 1
+    assert "left out, or cut, for want of time (--budget): kmeans" in capsys.readouterr().err
+
+
 def test_several_nlists_seeds_and_explicit_nprobes(vectors, tmp_path):
     out = tmp_path / "out"
     grid = ("--nlist", 4, "--nlist", 8, "--seeds", 2, "--nprobe", 1, 3, "--method", "kmeans")
@@ -121,6 +142,10 @@ def test_default_nlist_is_near_the_square_root(n, nlist):
         (["--seed", "-1"], ["--seed", "at least 0"]),
         (["--seed", "1", "--seeds", "2"], ["--seed or --seeds"]),
         (["--device", "tpu"], ["--device", "auto"]),
+        (["--metric", "dot"], ["--metric", "cosine"]),
+        (["--metric", "ip"], ["metric 'ip' contradicts sift-mini"]),
+        (["--budget", "0"], ["--budget", "above 0"]),
+        (["--stop-recall", "2"], ["--stop-recall", "at most 1"]),
         (["--bogus"], ["--bogus"]),
     ],
     ids=lambda value: " ".join(value[:2]) if value[0].startswith("--") else "",
@@ -135,6 +160,8 @@ def test_bad_arguments_give_one_sentence(arguments, words, tmp_path, monkeypatch
         (["--nlist", "5000"], ["nlist 5000", "1080 vectors"]),
         (["--k", "2000"], ["--k 2000", "1080 vectors"]),
         (["--limit", "5000"], ["limit", "5000"]),
+        (["--method", "kmeans:nlist=5000"], ["nlist 5000", "1080 vectors"]),
+        (["--nlist", "50", "--train-limit", "40"], ["nlist 50", "40 training rows"]),
     ],
 )
 def test_arguments_that_do_not_fit_the_data(arguments, words, vectors, tmp_path, capsys):

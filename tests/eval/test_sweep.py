@@ -18,9 +18,9 @@ from gmm_ivf.eval.sweep import Bench, nprobe_grid, training_rows
 
 def run(*arguments):
     """Points of a run that leaves nothing out."""
-    points, left_out = sweep.run(*arguments)
-    assert left_out == []
-    return points
+    outcome = sweep.run(*arguments)
+    assert (outcome.left_out, outcome.failed) == ([], [])
+    return outcome.points
 
 
 @pytest.fixture
@@ -163,3 +163,77 @@ def test_process_wide_settings_are_left_alone(tiny, plan, tmp_path):
     run(replace(plan, methods=methods), Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
     assert (torch.get_num_threads(), faiss.omp_get_max_threads()) == before
     assert stats.indexIVF_stats.nq >= 17
+
+
+def test_a_method_with_its_own_nlist_is_measured_there_alone(tiny, plan, tmp_path, builds):
+    methods = ("kmeans", "kmeans:nlist=20", "gmm:nlist=8", "kmeans:nlist=12")
+    plan = replace(plan, methods=tuple(map(parse_method, methods)), nlists=(12, 20), nprobes=(1,))
+    points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
+    kinds = [(point.key.method, point.key.nlist) for point in points]
+    assert kinds == [("kmeans", 12), ("kmeans", 20), ("gmm", 8)]
+    assert [(method, nlist) for method, nlist, _ in builds] == kinds
+
+
+def test_methods_of_one_nlist_and_seed_share_training_rows_and_kmeans(tiny, plan, tmp_path):
+    methods = ("kmeans", "gmm", "kmeans-soft:rule=top2", "kmeans:coarse=hnsw4")
+    plan = replace(plan, methods=tuple(map(parse_method, methods)), nprobes=(2,), train_limit=480)
+    points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
+    assert {point.key.train_rows for point in points} == {480}
+    assert len({point.train_seconds for point in points if point.key.method == "kmeans"}) == 1
+    assert points[0].settings["max_points_per_centroid"] == 480 // 12
+
+
+def test_breadth_of_a_graph_is_swept_and_never_below_nprobe(tiny, plan, tmp_path):
+    plan = replace(plan, methods=(parse_method("kmeans:nlist=100,coarse=hnsw4"),), nprobes=(1, 50))
+    points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
+    probes = [(point.key.nprobe, point.key.ef_search) for point in points]
+    assert probes == [(1, 32), (1, 64), (1, 128), (50, 50), (50, 64), (50, 128)]
+    coarse = [point.coarse for point in points]
+    assert coarse[0] < coarse[1] < coarse[2]
+
+
+def test_re_ranking_is_swept_as_long_as_it_finds_more(tiny, plan, tmp_path):
+    method = parse_method("kmeans:codec=PQ4x4,refine=true")
+    plan = replace(plan, methods=(method,), nprobes=(4,))
+    points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
+    factors = [point.key.refine_factor for point in points]
+    assert factors == list(sweep.REFINE_FACTORS[: len(factors)])
+    gains = [b.recall - a.recall for a, b in pairwise(points)]
+    assert all(gain >= 1e-3 for gain in gains[:-1])
+    assert points[0].scan_unit == 0.5
+    first, second = points[:2]
+    assert second.ranking - first.ranking == pytest.approx(5 * 2, abs=1e-6)
+    expected = first.scanned / 2 + first.coarse + first.ranking
+    assert first.distance_computations == pytest.approx(expected)
+
+
+def test_a_codec_that_ends_below_the_wanted_recall_ends_the_sweep(tiny, plan, tmp_path):
+    plan = replace(plan, methods=(parse_method("kmeans:codec=PQ2x4"),), nlists=(200,))
+    points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
+    assert 16 < points[-1].key.nprobe < 200
+    assert points[-1].recall < 0.9
+
+
+def test_a_spent_budget_begins_nothing_and_names_what_it_left(tiny, plan, tmp_path, builds):
+    bench, store = Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl")
+    known = run(replace(plan, nprobes=(1,)), bench, store, {})
+    builds.clear()
+    methods = tuple(map(parse_method, ("kmeans", "gmm")))
+    late = replace(plan, nprobes=(1, 2), methods=methods, budget_seconds=1e-9)
+    outcome = sweep.run(late, bench, store, {})
+    assert builds == []
+    assert outcome.points == known
+    assert outcome.left_out == ["kmeans, nlist 12, seed 0", "gmm, nlist 12, seed 0"]
+
+
+def test_a_method_that_fails_leaves_the_others_alone(tiny, plan, tmp_path):
+    methods = tuple(map(parse_method, ("kmeans:codec=PQ3", "kmeans")))
+    outcome = sweep.run(
+        replace(plan, nprobes=(1,), methods=methods),
+        Bench.prepare(tiny, 5),
+        Store(tmp_path / "r.jsonl"),
+        {},
+    )
+    assert [point.key.method for point in outcome.points] == ["kmeans"]
+    (error,) = outcome.failed
+    assert "kmeans:codec=PQ3, nlist 12, seed 0 cannot be built" in str(error)
