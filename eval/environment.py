@@ -101,8 +101,6 @@ def stamp(threads: int, device: str) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": usable_cores(),
         "threads": threads,
-        # Work of others that ran meanwhile slows what is timed.
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "gpu": gpu,
     }

@@ -17,7 +17,7 @@ from gmm_ivf.eval.summary import (
     has_several_plain,
     summarize,
 )
-from gmm_ivf.eval.tables import best_cells, best_header, busy, explain
+from gmm_ivf.eval.tables import best_cells, best_header, explain, is_busy
 
 _AT = [TARGETS.index(target) for target in BEST_TARGETS]
 _HEAD = """\
@@ -126,12 +126,12 @@ def _section(name: str, points: Sequence[OperatingPoint]) -> list[str]:
         f"Left: the methods at K = {block.nlist:,}. Right: the least cost over all K by kind of "
         "index. Lower is better."
     )
-    timed = not busy(points)
+    timed = not is_busy(points)
     tables = [
         part for each in summarize(points) for part in (f"**{each.title}**", _table(each, timed))
     ]
     # Seconds of a machine that others worked on would be taken for a promise.
-    found = [best for best in bests(points) if best.by == "cost" or not busy(points)]
+    found = [best for best in bests(points) if best.by == "cost" or not is_busy(points)]
     best = [_best_table(found)] if has_several_plain(points) else []
     return [title, figure, *_findings(block), *tables, *best, _how(points)]
 

@@ -97,13 +97,14 @@ class _Job(NamedTuple):
     plan: "Plan"
     dataset: Any
     store: Store
+    busy: bool
 
 
 def _run(job: _Job, command: str) -> int:
     from gmm_ivf.eval.sweep import Bench, run
 
-    plan, dataset, store = job
-    environment = stamp(plan.threads, plan.device)
+    plan, dataset, store, busy = job
+    environment = stamp(plan.threads, plan.device) | {"busy": busy}
     _warn_of_other_commits(store, environment)
     with sole_writer(store.path):
         outcome = run(plan, Bench.prepare(dataset, plan.k), store, environment)
@@ -150,6 +151,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--train-limit", type=positive, metavar="N", help="at most N training rows")
     add("--stop-recall", type=share, help="where a sweep ends; default: 0.995, --quick 0.99")
     add("--budget", type=seconds, metavar="SECONDS", help="begin nothing new after so long")
+    add("--busy", action="store_true", help="other work runs here: mark times as none")
     add("--quick", action="store_true", help="a first look in seconds")
     add("--out", type=Path, help="folder for results; default: results/recall-DATASET")
     return parser
@@ -194,7 +196,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
         **protocol,
     )
     _check_sizes(plan, dataset)
-    return _Job(plan, dataset, Store(_folder(args, dataset.name) / "results.jsonl"))
+    return _Job(plan, dataset, Store(_folder(args, dataset.name) / "results.jsonl"), args.busy)
 
 
 def _load(args: argparse.Namespace, config: dict[str, Any]) -> Any:

@@ -19,8 +19,7 @@ from gmm_ivf.eval.summary import (
 )
 
 _TEXT_WIDTH = 118
-# Load a core, when a run begins, up to which its times count as those of a free machine.
-_FREE = 0.6
+_BUSY = "Times and QPS are no measurements: other work ran on the machine (--busy)."
 
 
 def header(with_best: bool) -> list[str]:
@@ -94,13 +93,9 @@ def best_rows(points: Sequence[OperatingPoint]) -> list[Best]:
     return bests(points) if has_several_plain(points) else []
 
 
-def busy(points: Sequence[OperatingPoint]) -> str:
-    """A clause on work of others when measuring began, "" where the machine was free."""
-    known = [point.environment for point in points if point.environment.get("load")]
-    worst = max(known, key=lambda stamp: stamp["load"] / stamp["cores"], default=None)
-    if worst is None or worst["load"] <= _FREE * worst["cores"]:
-        return ""
-    return f"other work ran on the machine (load {worst['load']:g} on {worst['cores']} cores)"
+def is_busy(points: Sequence[OperatingPoint]) -> bool:
+    """Whether some points were measured beside other work, by what the user said."""
+    return any(point.environment.get("busy") for point in points)
 
 
 def explain(points: Sequence[OperatingPoint]) -> list[str]:
@@ -126,7 +121,7 @@ def explain(points: Sequence[OperatingPoint]) -> list[str]:
 
 def _more(points: Sequence[OperatingPoint]) -> list[str]:
     """Sentences on what only some tables have."""
-    sentences = [f"Times and QPS say little: {busy(points)}."] if busy(points) else []
+    sentences = [_BUSY] if is_busy(points) else []
     if has_several_plain(points):
         sentences.append(
             "x best, and x over all K: the least cost (or time) of FAISS's IVF over all K here, "

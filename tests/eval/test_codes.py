@@ -27,7 +27,7 @@ def context(rows):
 
 def made(text: str, rows: Any, refined: bool = False) -> Any:
     index = faiss.index_factory(D, text)
-    ivf = faiss.downcast_index(faiss.extract_index_ivf(index))
+    ivf: Any = faiss.downcast_index(faiss.extract_index_ivf(index))
     faiss.downcast_index(ivf.quantizer).add(rows.base[:NLIST])
     if hasattr(ivf, "pq"):
         ivf.pq.cp.min_points_per_centroid = 1

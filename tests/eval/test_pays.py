@@ -55,6 +55,16 @@ def test_numbers_of_the_page_are_those_of_the_lines(lines, tmp_path, capsys):
     assert "page: " in capsys.readouterr().out
 
 
+def test_times_of_a_busy_machine_are_left_out(lines, tmp_path, point):
+    store = Store(lines)
+    busy = {"commit": "abc", "busy": True}
+    store.append(point(0.99, 99_999, nprobe=9, queries_per_second=1.0, environment=busy))
+    assert pays.main([str(lines), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "when-soft-assignment-pays.md").read_text()
+    assert "QPS at" not in text
+    assert "Times and QPS are no measurements" in text
+
+
 def test_thin_keeps_what_the_page_needs(lines, tmp_path, point):
     store = Store(lines)
     store.append(point(0.8, 99_999, nprobe=9, queries_per_second=1.0))
