@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from gmm_ivf.params import as_number
+
 _HEADER, _DIGEST = "gmm_ivf.index", "gmm_ivf.index.sha256"
 _VERSION = 1
 _DTYPES = {
@@ -75,7 +77,7 @@ def _header(settings: dict, sections: dict[str, _Section]) -> bytes:
         n: {"dtype": s.dtype, "shape": s.shape, "sha256": s.sha256} for n, s in sections.items()
     }
     text = json.dumps(
-        {"version": _VERSION, "settings": settings, "arrays": listed}, allow_nan=False
+        {"version": _VERSION, "settings": settings, "arrays": listed}, default=as_number
     )
     header: dict[str, Any] = {
         "__metadata__": {_HEADER: text, _DIGEST: hashlib.sha256(text.encode()).hexdigest()}
@@ -97,7 +99,7 @@ def write_sections(
     ----------
     path : path
     settings : dict
-        JSON values.
+        JSON values; numpy scalars are taken as numbers.
     arrays : dict
         Arrays of `SAVED_TYPES`, or streams. They follow each other without gaps, the first at a
         multiple of 64 bytes.
@@ -109,7 +111,8 @@ def write_sections(
     OSError
         When the disk is full and the like; the older file is untouched then.
     """
-    path = Path(path)
+    # Through a link: the file that it names is the one to replace.
+    path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in")
     sections: dict[str, _Section] = {}

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from gmm_ivf._sections import SAVED_TYPES, Sections, Stream, write_sections
 
-SETTINGS = {"name": "ünï", "number": 3, "list": [1, None, 2.5]}
+SETTINGS = {"name": "ünï", "number": 3, "list": [1, None, 2.5, float("-inf")]}
 
 
 def some_arrays():
@@ -63,6 +63,15 @@ def test_streams_are_aligned_arrays(tmp_path):
     file = Sections(tmp_path / "f")
     assert file.start("lists") % 64 == 0
     assert file.array("lists").view(np.int64).tolist() == [3] * 3 + [5] * 5
+
+
+def test_numpy_scalars_and_links(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
+    for value in (np.float32(0.5), np.int64(7)):
+        write_sections(tmp_path / "link", {"value": value}, {})
+        assert Sections(tmp_path / "folder" / "file").settings == {"value": value}
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_stream_of_another_length_replaces_nothing(written):
