@@ -1,12 +1,17 @@
 """The part of a search that runs in FAISS: rank the lists, scan those that are probed."""
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from gmm_ivf._faiss import faiss, raw
 from gmm_ivf._layout import ProbeOptions
+
+# A range search spreads queries over threads in parallel mode 0 only, and refuses mode 3. A search
+# beside it runs in either mode, in 0 on one thread; another range search has to wait.
+_MODE_IS_LENT = Lock()
 
 
 @dataclass(frozen=True)
@@ -74,13 +79,13 @@ def entries_within(
     """Entries within a radius: (lims (n + 1,) int64, distances, labels), copies included."""
     found = faiss.RangeSearchResult(len(rows))
     pointers = raw(rows), radius, raw(probes.lists), raw(probes.distances)
-    mode = ivf.parallel_mode
-    # A range search spreads queries over threads in mode 0, and refuses mode 3.
-    ivf.parallel_mode = 0
-    try:
-        ivf.range_search_preassigned_c(len(rows), *pointers, found, False, options.parameters)
-    finally:
-        ivf.parallel_mode = mode
+    with _MODE_IS_LENT:
+        mode = ivf.parallel_mode
+        ivf.parallel_mode = 0
+        try:
+            ivf.range_search_preassigned_c(len(rows), *pointers, found, False, options.parameters)
+        finally:
+            ivf.parallel_mode = mode
     lims = faiss.rev_swig_ptr(found.lims, len(rows) + 1).astype(np.int64)
     size = int(lims[-1])
     if not size:
