@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._faiss import faiss, raw, worst_distance
+from gmm_ivf._vectors import spans
 
 
 class Originals:
-    """Vectors in float32 under unique ids.
+    """Vectors in float32 under unique ids; in memory, or mapped from a file for reading only.
 
     Parameters
     ----------
@@ -20,6 +21,7 @@ class Originals:
 
     def __init__(self, d: int, metric: int):
         self._flat: Any = faiss.IndexFlat(d, metric)
+        self._mapped: np.ndarray | None = None
         self._parts: list[np.ndarray] = []
         self._order: np.ndarray | None = None
 
@@ -35,11 +37,12 @@ class Originals:
 
     @property
     def nbytes(self) -> int:
-        """Memory of vectors and ids."""
+        """Memory of vectors and ids; those in a file count as well."""
         return len(self) * (4 * self._flat.d + 8)
 
     def add(self, rows: np.ndarray, ids: np.ndarray) -> None:
         """Keep rows under ids that are new."""
+        self._load()
         self._order = None
         self._flat.add(rows)
         self._parts.append(ids)
@@ -47,15 +50,23 @@ class Originals:
     def keep(self, contains: Callable[[np.ndarray], np.ndarray]) -> None:
         """Forget the ids for which ``contains(ids)`` is false, and rows without an id."""
         gone = np.flatnonzero(~contains(self._ids))
-        unnamed = np.arange(len(self._ids), self._flat.ntotal)
+        unnamed = np.arange(len(self._ids), len(self._table))
         if gone.size or unnamed.size:
+            self._load()
             self._order = None
             self._flat.remove_ids(np.concatenate([gone, unnamed]))
             self._parts = [np.delete(self._ids, gone)]
 
+    def _load(self) -> None:
+        """Bring vectors that lie in a file into memory, where they can change."""
+        if self._mapped is not None:
+            self._flat.add(np.ascontiguousarray(self._mapped))
+            self._mapped = None
+
     def clear(self) -> None:
         """Forget everything."""
         self._flat.reset()
+        self._mapped = None
         self._parts, self._order = [], None
 
     def _rows_of(self, ids: np.ndarray) -> np.ndarray:
@@ -87,6 +98,8 @@ class Originals:
 
     @property
     def _table(self) -> np.ndarray:
+        if self._mapped is not None:
+            return self._mapped
         n, d = self._flat.ntotal, self._flat.d
         if not n:
             return np.empty((0, d), np.float32)
@@ -94,12 +107,24 @@ class Originals:
 
     def distances(self, queries: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Exact distances of queries to ids, the worst float32 for -1: (n, k) float32."""
-        rows = np.ascontiguousarray(self._rows_of(labels))
         found = np.empty(labels.shape, np.float32)
-        n, k = labels.shape
-        self._flat.compute_distance_subset(n, raw(queries), k, raw(found), raw(rows))
-        found[rows < 0] = worst_distance(self._flat.metric_type)
+        for where in spans(len(queries), labels.shape[1] * self._flat.d):
+            rows = self._rows_of(labels[where])
+            flat, rows = (self._flat, rows) if self._mapped is None else self._loaded(rows)
+            n, k = rows.shape
+            part, rows = np.empty((n, k), np.float32), np.ascontiguousarray(rows)
+            flat.compute_distance_subset(n, raw(queries[where]), k, raw(part), raw(rows))
+            found[where] = part
+        found[labels < 0] = worst_distance(self._flat.metric_type)
         return found
+
+    def _loaded(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+        """A flat index of those rows of the file, and where each lies in it; -1 stays -1."""
+        needed, places = np.unique(rows, return_inverse=True)
+        missing = int(needed[:1].tolist() == [-1])
+        flat = faiss.IndexFlat(self._flat.d, self._flat.metric_type)
+        flat.add(np.ascontiguousarray(self._table[needed[missing:]]))
+        return flat, places.reshape(rows.shape) - missing
 
     def best(
         self, queries: np.ndarray, labels: np.ndarray, k: int
@@ -116,7 +141,7 @@ class Originals:
         return {"originals": rows, "original_ids": ids}
 
     def restore(self, arrays: dict[str, Any], contains: Callable[[np.ndarray], np.ndarray]) -> None:
-        """The inverse of `state`.
+        """The inverse of `state`; a memmap of vectors is left in its file.
 
         Raises
         ------
@@ -133,4 +158,7 @@ class Originals:
         if len(np.unique(ids)) != len(ids) or not contains(ids).all():
             raise ValueError("the ids of the originals are not those of the index.")
         self.clear()
-        self.add(np.ascontiguousarray(rows), np.array(ids))
+        if isinstance(rows, np.memmap):
+            self._mapped, self._parts = rows, [np.array(ids)]
+        else:
+            self.add(np.ascontiguousarray(rows), np.array(ids))

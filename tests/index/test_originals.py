@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from gmm_ivf import GMMQuantizer, IndexIVFGMM, _store
+from gmm_ivf import GMMQuantizer, IndexIVFGMM, _store, _vectors
 from gmm_ivf._originals import Originals
 
 METRICS = pytest.mark.parametrize(
@@ -138,6 +138,36 @@ def test_behind_a_transform_the_originals_are_those_of_the_user(blobs):
     true = ((x[labels].astype("f8") - x[:50, None]) ** 2).sum(axis=2)
     np.testing.assert_allclose(distances, true, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(copy.copy(fine).search(x[:50], 5)[1], labels)
+
+
+@METRICS
+def test_originals_may_stay_in_a_file(blobs, soft, tmp_path, monkeypatch, metric):
+    x, queries = blobs(600, 16), blobs(70, 16, seed=1)
+    index = soft(x, 5, "PQ", metric, refine="flat", k_factor=5)
+    index.add_with_ids(x, np.random.default_rng(0).permutation(600))
+    index.remove_ids([3, 5])
+    settings, arrays = index.state()
+    arrays["originals"].tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=(598, 16))
+    wrapped = faiss.deserialize_index(faiss.serialize_index(index.index))
+    twin = IndexIVFGMM.from_state(
+        wrapped, index.quantizer, settings, {**arrays, "originals": mapped}
+    )
+    assert np.shares_memory(twin._originals.all()[0], mapped)
+    for k in (1, 7, 700):  # the last leaves empty places
+        want = index.search(queries, k)
+        with monkeypatch.context() as patch:
+            patch.setattr(_vectors, "_BLOCK_ROWS", 32)
+            got = twin.search(queries, k)
+        np.testing.assert_array_equal(got[1], want[1])
+        np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    np.testing.assert_array_equal(twin.reconstruct(7), index.reconstruct(7))
+    assert twin.stats()["bytes"] == index.stats()["bytes"]
+    for either in (index, twin):  # a change loads them
+        either.remove_ids([7])
+        either.add_with_ids(x[:1], [3])
+    assert not np.shares_memory(twin._originals.all()[0], mapped)
+    np.testing.assert_array_equal(twin.search(queries, 7)[1], index.search(queries, 7)[1])
 
 
 @pytest.mark.parametrize(
