@@ -1,5 +1,6 @@
 """Files of JSON lines: rows that are durable once written, and read back only when complete."""
 
+import gzip
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -41,14 +42,15 @@ def pick(row: dict[str, Any], names: Iterable[str], what: str, line: str) -> dic
 
 
 def read(path: Path, parse_line: Callable[[str], T]) -> list[T]:
-    """All complete lines of a file, parsed, oldest first.
+    """All complete lines of a file, parsed, oldest first; one ending in .gz is unpacked.
 
     Raises
     ------
     ValueError
         If a complete line cannot be parsed; the message names file and line.
     """
-    text = path.read_text(encoding="utf-8")
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     found = []
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:

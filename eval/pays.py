@@ -1,6 +1,6 @@
 """Command line: the page "When soft assignment pays" from the lines of eval.recall.
 
-Run ``python -m eval.pays FILE.jsonl ...`` in a checkout, one file for each data set.
+Run ``python -m eval.pays FILE.jsonl ...`` in a checkout, one file (or FILE.jsonl.gz) a data set.
 """
 
 import argparse
@@ -21,7 +21,6 @@ class _Job(NamedTuple):
 
     sets: list[list[OperatingPoint]]
     folder: Path
-    thin: bool
     command: str
 
 
@@ -54,13 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = Parser(prog=name, description='The page "When soft assignment pays" from results.')
     add = parser.add_argument
-    add("files", type=Path, nargs="+", metavar="FILE.jsonl", help="of eval.recall, one a data set")
+    add("files", type=Path, nargs="+", metavar="FILE", help="results.jsonl, or .gz, a data set")
     add("--out", type=Path, default=Path("docs"), help="folder of the page; default: %(default)s")
-    add(
-        "--thin",
-        action="store_true",
-        help="leave out of the files, too, the points that a cheaper one equals in recall",
-    )
     return parser
 
 
@@ -79,29 +73,9 @@ def _prepare(args: argparse.Namespace, command: str) -> _Job:
             raise ValueError(f"{path} holds no complete line of results")
         if len({point.key.fingerprint for point in points}) > 1:
             raise ValueError(f"{path} holds several data sets; give each a file of its own")
-        if args.thin:
-            points = thinned(points)
-            lines = "".join(point.to_json() + "\n" for point in points)
-            path.write_text(lines, encoding="utf-8")
         sets.append(points)
     args.out.mkdir(parents=True, exist_ok=True)
-    return _Job(sorted(sets, key=lambda points: points[0].n), args.out, args.thin, command)
-
-
-def thinned(points: Sequence[OperatingPoint]) -> list[OperatingPoint]:
-    """Points on a Pareto front of their curve: of recall over cost, or recall over time."""
-    from gmm_ivf.eval.metrics import pareto_front
-    from gmm_ivf.eval.summary import curves
-
-    kept = []
-    for curve in curves(points).values():
-        recalls = [point.recall for point in curve]
-        fronts = {
-            *pareto_front(recalls, [point.distance_computations for point in curve]),
-            *pareto_front(recalls, [1 / point.queries_per_second for point in curve]),
-        }
-        kept += [curve[i] for i in sorted(fronts)]
-    return kept
+    return _Job(sorted(sets, key=lambda points: points[0].n), args.out, command)
 
 
 def _execute(job: _Job) -> int:

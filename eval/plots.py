@@ -7,17 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from gmm_ivf.eval.curves import Curve, curve_cost, curves
 from gmm_ivf.eval.method_spec import label
-from gmm_ivf.eval.metrics import pareto_front
 from gmm_ivf.eval.results import OperatingPoint
-from gmm_ivf.eval.summary import (
-    BASELINE,
-    Curve,
-    curves,
-    envelopes,
-    ratio_to_baseline,
-    summarize,
-)
+from gmm_ivf.eval.summary import BASELINE, envelopes, ratio_to_baseline, summarize
 
 # Okabe and Ito's colours, distinct under the common forms of colour blindness; each goes with its
 # own marker and line style, so that print in grey still tells the curves apart.
@@ -223,15 +216,26 @@ def _ratio_or_nan(
 
 
 def _mean_curve(own: list[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean recall and cost over seeds of each search that all seeds made, the best of them."""
+    """Mean recall and cost over seeds of each search that all seeds made, by rising recall.
+
+    Of searches that differ in more than the number of lists those are left out that cost more, in
+    the first seed, than others of the same recall.
+    """
     if not own:
         return np.empty(0), np.empty(0)
     by_probe = [{_probe(point): point for point in curve} for curve in own]
-    shared = sorted(set.intersection(*(set(curve) for curve in by_probe)))
-    recall = [fmean(curve[p].recall for curve in by_probe) for p in shared]
-    cost = [fmean(curve[p].distance_computations for curve in by_probe) for p in shared]
-    front = pareto_front(recall, cost)
-    return np.array(recall)[front], np.array(cost)[front]
+    shared = set.intersection(*(set(curve) for curve in by_probe))
+    worth = [p for p, point in by_probe[0].items() if p in shared and _is_worth(point, own[0])]
+    recall = np.array([fmean(curve[p].recall for curve in by_probe) for p in worth])
+    cost = np.array([fmean(c[p].distance_computations for c in by_probe) for p in worth])
+    order = np.argsort(recall)
+    return recall[order], cost[order]
+
+
+def _is_worth(point: OperatingPoint, curve: Curve) -> bool:
+    """Whether no cheaper search of the curve reads the same recall."""
+    least = curve_cost(curve, point.recall)
+    return least is None or point.distance_computations <= least * (1 + 1e-9)
 
 
 def _probe(point: OperatingPoint) -> tuple[int, ...]:

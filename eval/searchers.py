@@ -8,6 +8,11 @@ import numpy as np
 from gmm_ivf.eval.codes import code_work, index_bytes, list_sizes
 from gmm_ivf.eval.environment import require_faiss
 
+#: Least breadths of an HNSW coarse quantizer that a sweep tries; each is nprobe at least.
+EF_SEARCH = (32, 64, 128)
+#: Times k that are ranked again, each step as long as it finds more.
+REFINE_FACTORS = (2, 4, 8, 16, 32, 64)
+
 
 @dataclass(frozen=True)
 class Probe:

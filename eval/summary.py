@@ -1,13 +1,13 @@
 """What curves say: cost and speed at fixed recall, ratios to k-means, the best of each family."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gmm_ivf.eval.curves import Curve, Curves, curve_cost, curve_gap, curve_seconds, curves
 from gmm_ivf.eval.method_spec import MethodSpec, parse_method
-from gmm_ivf.eval.metrics import cost_at_recall, gap_at_recall
 from gmm_ivf.eval.results import OperatingPoint
 
 TARGETS = (0.80, 0.90, 0.95, 0.99)
@@ -20,9 +20,6 @@ ONCE = 1.1
 WIDE_GAP = 0.05
 SCHEMA = 1
 _ENVELOPE_RECALLS = [percent / 100 for percent in range(50, 100)]
-
-Curve = list[OperatingPoint]
-Curves = Mapping[tuple[int, str, int], Curve]
 
 
 @dataclass(frozen=True)
@@ -93,38 +90,6 @@ class Best:
     row: Row
     value: float
     ratio: Spread | None
-
-
-def curves(points: Iterable[OperatingPoint]) -> dict[tuple[int, str, int], Curve]:
-    """Points by (nlist, method, seed), in the order met, each curve by rising effort."""
-    result: dict[tuple[int, str, int], Curve] = {}
-    for point in points:
-        key = point.key
-        result.setdefault((key.nlist, key.method, key.seed), []).append(point)
-    for curve in result.values():
-        curve.sort(key=lambda p: (p.key.nprobe, p.key.ef_search, p.key.refine_factor))
-    return result
-
-
-def curve_cost(curve: Curve | None, target: float) -> float | None:
-    """Distance computations per query at a recall; None where the curve does not cross it."""
-    return _read(curve, target, cost_at_recall, lambda point: point.distance_computations)
-
-
-def curve_seconds(curve: Curve | None, target: float) -> float | None:
-    """Seconds per query at a recall; None where the curve does not cross it."""
-    return _read(curve, target, cost_at_recall, lambda point: 1 / point.queries_per_second)
-
-
-def _read(
-    curve: Curve | None,
-    target: float,
-    how: Callable[[list[float], list[float], float], float | None],
-    value: Callable[[OperatingPoint], float],
-) -> float | None:
-    if not curve:
-        return None
-    return how([point.recall for point in curve], [value(point) for point in curve], target)
 
 
 def ratio_to_baseline(curve: Curve | None, baseline: Curve | None, target: float) -> float | None:
@@ -241,7 +206,7 @@ def _row(
 
 
 def _is_rough(curve: Curve, target: float) -> bool:
-    gap = _read(curve, target, gap_at_recall, lambda point: point.distance_computations)
+    gap = curve_gap(curve, target)
     return gap is not None and gap > WIDE_GAP
 
 

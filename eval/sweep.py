@@ -14,13 +14,9 @@ from gmm_ivf.eval.methods import build
 from gmm_ivf.eval.metrics import exact_scores, kth_scores, recall_per_query
 from gmm_ivf.eval.progress import bar, clock, say
 from gmm_ivf.eval.results import Key, OperatingPoint, Store, fingerprint
-from gmm_ivf.eval.searchers import Probe, Searcher
+from gmm_ivf.eval.searchers import EF_SEARCH, REFINE_FACTORS, Probe, Searcher
 from gmm_ivf.eval.training import BuildContext
 
-#: Least breadths of an HNSW coarse quantizer; each is nprobe at least.
-EF_SEARCH = (32, 64, 128)
-#: Times k that are ranked again, each step as long as it finds more.
-REFINE_FACTORS = (2, 4, 8, 16, 32, 64)
 # Cells are scanned in parts of an average list: shares of it that come below each nprobe.
 _CELL_STEPS = {
     1: (0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25, 0.32, 0.4, 0.5, 0.63, 0.8),

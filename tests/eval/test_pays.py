@@ -1,11 +1,12 @@
 """The page "When soft assignment pays", from lines alone."""
 
+import gzip
 import re
 
 import pytest
 
 from gmm_ivf.eval import pays
-from gmm_ivf.eval.results import Store, read_points
+from gmm_ivf.eval.results import Store
 
 RECALLS = (0.7, 0.78, 0.84, 0.88, 0.92, 0.96)
 
@@ -65,17 +66,15 @@ def test_times_of_a_busy_machine_are_left_out(lines, tmp_path, point):
     assert "Times and QPS are no measurements" in text
 
 
-def test_thin_keeps_what_the_page_needs(lines, tmp_path, point):
-    store = Store(lines)
-    store.append(point(0.8, 99_999, nprobe=9, queries_per_second=1.0))
-    before = len(store)
-    arguments = [str(lines), "--out", str(tmp_path / "docs")]
-    assert pays.main(arguments) == 0
-    page = tmp_path / "docs" / "when-soft-assignment-pays.md"
-    text = page.read_text()
-    assert pays.main([*arguments, "--thin"]) == 0
-    assert len(read_points(lines)) == before - 1
-    assert page.read_text().replace(" --thin", "") == text
+def test_packed_lines_give_the_same_page(lines, tmp_path):
+    packed = tmp_path / "mine.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    pages = []
+    for path in (lines, packed):
+        assert pays.main([str(path), "--out", str(tmp_path)]) == 0
+        text = (tmp_path / "when-soft-assignment-pays.md").read_text()
+        pages.append(text.replace(str(path), "FILE"))
+    assert pages[0] == pages[1]
 
 
 @pytest.mark.parametrize(

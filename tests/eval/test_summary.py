@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gmm_ivf.eval.curves import strands
 from gmm_ivf.eval.metrics import gap_at_recall
 from gmm_ivf.eval.summary import (
     FAISS,
@@ -105,15 +106,33 @@ def test_readings_across_wide_gaps_are_marked(point):
     assert "~1" not in to_text(curve(point, 100))
 
 
-def test_more_effort_in_one_curve_may_be_the_cheaper_way(point):
+def test_costs_are_read_along_one_breadth_at_a_time(point):
     points = [
         point(0.85, 100, nprobe=4, ef_search=32),
         point(0.95, 300, nprobe=8, ef_search=32),
-        point(0.96, 200, nprobe=4, ef_search=128),
+        # More breadth for little: the front of all points would have a step here.
+        point(0.86, 200, nprobe=4, ef_search=64),
+        point(0.96, 500, nprobe=8, ef_search=64),
     ]
-    cost = summarize(points)[0].rows[0].costs[2]
-    assert cost is not None
-    assert cost.mean == pytest.approx(100 * 2 ** (10 / 11))
+    cost = summarize(points)[0].rows[0].costs[1]
+    assert mean(cost) == pytest.approx(100 * 3**0.5)
+    points.append(point(0.92, 120, nprobe=4, ef_search=128))
+    points.append(point(0.88, 110, nprobe=2, ef_search=128))
+    cost = summarize(points)[0].rows[0].costs[1]
+    assert mean(cost) == pytest.approx(110 * (120 / 110) ** 0.5)
+
+
+def test_more_re_ranking_than_was_tried_is_the_last_that_was(point):
+    points = [
+        point(0.80, 100, nprobe=1, refine_factor=2),
+        point(0.88, 110, nprobe=1, refine_factor=4),
+        point(0.82, 200, nprobe=2, refine_factor=2),
+        point(0.92, 210, nprobe=2, refine_factor=4),
+        point(0.96, 220, nprobe=2, refine_factor=8),
+    ]
+    assert sorted(map(len, strands(points))) == [2, 2, 2]
+    cost = summarize(points)[0].rows[0].costs[1]
+    assert mean(cost) == pytest.approx(110 * 2 ** (2 / 8))
 
 
 def test_text_holds_the_best_only_where_there_is_a_choice(point, points):

@@ -12,7 +12,7 @@ import torch
 from gmm_ivf.eval import sweep
 from gmm_ivf.eval.method_spec import parse_method
 from gmm_ivf.eval.results import Store
-from gmm_ivf.eval.searchers import Probe
+from gmm_ivf.eval.searchers import REFINE_FACTORS, Probe
 from gmm_ivf.eval.sweep import Bench, nprobe_grid, training_rows
 
 
@@ -197,7 +197,7 @@ def test_re_ranking_is_swept_as_long_as_it_finds_more(tiny, plan, tmp_path):
     plan = replace(plan, methods=(method,), nprobes=(4,))
     points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
     factors = [point.key.refine_factor for point in points]
-    assert factors == list(sweep.REFINE_FACTORS[: len(factors)])
+    assert factors == list(REFINE_FACTORS[: len(factors)])
     gains = [b.recall - a.recall for a, b in pairwise(points)]
     assert all(gain >= 1e-3 for gain in gains[:-1])
     assert points[0].scan_unit == 0.5

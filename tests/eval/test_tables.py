@@ -2,7 +2,8 @@
 
 import pytest
 
-from gmm_ivf.eval.summary import curves, summarize
+from gmm_ivf.eval.curves import curves
+from gmm_ivf.eval.summary import summarize
 from gmm_ivf.eval.tables import to_text
 
 
