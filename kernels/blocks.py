@@ -114,6 +114,26 @@ def component_tile(b, ks, cols, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def split64(value, MODE: tl.constexpr):
+    """`operands.split` of float64 values: high part, low part, and what they represent."""
+    single = value.to(tl.float32)
+    if MODE == "tf32":
+        high = ((single.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    elif MODE == "fp32":
+        high = single
+    elif MODE == "bf16":
+        high = single.to(tl.bfloat16)
+    else:
+        high = single.to(tl.float16)
+    rounded = high.to(tl.float32).to(tl.float64)
+    low = high
+    if MODE == "fp16x3":
+        low = (value - rounded).to(tl.float32).to(tl.float16)
+        rounded += low.to(tl.float32).to(tl.float64)
+    return high, low, rounded
+
+
+@triton.jit
 def row_logits(
     x, x_low, half_norm, b, q, part_b, gain, offset, ks, cols,
     COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -153,12 +173,12 @@ def total_kernel(partial, out, slabs, size, SLABS: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def total_tail_kernel(
-    partial, count, half, slabs, k, padded, SLABS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """`total_kernel` of the sums of r x_tail: sums of r, and of r times the tail's half norm.
-
-    (slabs, padded, 16) to (k,) twice.
-    """
+    partial,  # (slabs, padded, 16)
+    count, square,  # (k,)
+    slabs, k, padded,
+    SCALE: tl.constexpr, SLABS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`total_kernel` of the sums of r x_tail: sums of r, and of r times SCALE times a half norm."""
     ks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     counts = tl.zeros((BLOCK,), tl.float64)
     halves = tl.zeros((BLOCK,), tl.float64)
@@ -171,7 +191,7 @@ def total_tail_kernel(
             part = tl.load(at + column, mask=inside, other=0.0)
             halves += tl.sum(part.to(tl.float64), axis=0)
     tl.store(count + ks, counts * LOWERED, mask=ks < k)
-    tl.store(half + ks, halves * LOWERED, mask=ks < k)
+    tl.store(square + ks, halves * (LOWERED * SCALE), mask=ks < k)
 
 
 @triton.jit(do_not_specialize=["n"])

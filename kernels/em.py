@@ -33,6 +33,7 @@ from gmm_ivf.kernels.launch import (
 )
 from gmm_ivf.kernels.operands import LN2, Prepared, Samples, prepare, stage
 from gmm_ivf.kernels.sweep import sweep_rows, sweep_sums, sweep_top
+from gmm_ivf.kernels.tuning import Config, slab_count
 
 __all__ = [
     "Partials",
@@ -46,8 +47,7 @@ __all__ = [
     "top",
 ]
 
-# Programs of the accumulation per multiprocessor, and samples per slab at least.
-WAVES = 6
+# Samples per slab of the accumulation at least.
 MIN_SLAB = 1024
 
 
@@ -197,7 +197,8 @@ def partials(samples: Samples, prepared: Prepared, configs: Configs = None) -> P
     config = config_for("moment", samples, prepared, configs)
     k, block_d = prepared.linear.shape[1:]
     kind, device = prepared.components.covariance_type, samples.values.device
-    count, slab = _slabs(samples.n, k // config.block_k, config.block_n, device_limits(device)[2])
+    slab = _slab(samples.n, k // config.block_k, config, device_limits(device)[2])
+    count = -(-samples.n // slab)
 
     def partial(*shape: int) -> Tensor:
         return torch.empty(count, k, *shape, dtype=torch.float32, device=device)
@@ -212,12 +213,11 @@ def partials(samples: Samples, prepared: Prepared, configs: Configs = None) -> P
     )
 
 
-def _slabs(n: int, k_blocks: int, block_n: int, multiprocessors: int) -> tuple[int, int]:
-    """Number of slabs and their length, a multiple of `block_n`."""
-    wanted = max(1, WAVES * multiprocessors // k_blocks)
-    length = max(MIN_SLAB, -(-n // wanted))
-    length = -(-length // block_n) * block_n
-    return -(-n // length), length
+def _slab(n: int, k_blocks: int, config: Config, multiprocessors: int) -> int:
+    """Samples of a slab, a multiple of those of a tile."""
+    count = slab_count(k_blocks, config.waves * multiprocessors)
+    length = max(MIN_SLAB, -(-n // count))
+    return -(-length // config.block_n) * config.block_n
 
 
 def moments(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from gmm_ivf.kernels.blocks import log_total_kernel, total_kernel, total_tail_kernel
@@ -12,9 +13,7 @@ from gmm_ivf.kernels.components import Statistics
 from gmm_ivf.kernels.operands import NORM_SCALE, Prepared, Samples, scatter
 from gmm_ivf.kernels.tuning import SAFE_SHARED_BYTES, Config, Problem, choose
 
-# Block sizes of the totals over slabs, and rows that a program adds up for the log-likelihood.
-TOTAL: dict[str, Any] = {"SLABS": 8, "BLOCK": 128}
-TOTAL_TAIL: dict[str, Any] = {"SLABS": 8, "BLOCK": 32}
+# Rows that a program adds up for the log-likelihood.
 LOG_TOTAL: dict[str, Any] = {"ROWS": 4096, "BLOCK": 1024}
 
 # Block sizes by job ("row", "moment", "logit", "sum") in place of the tuned ones.
@@ -106,11 +105,18 @@ def check_match(samples: Samples, prepared: Prepared) -> None:
         )
 
 
+def _steps(slabs: int, values: int) -> dict[str, Any]:
+    """Block sizes of a total: nearly always all slabs in one step, so that no load waits."""
+    step = min(64, triton.next_power_of_2(slabs))
+    return {"SLABS": step, "BLOCK": values // step}
+
+
 def total(partial: Tensor, prepared: Prepared) -> Tensor:
     """Sum over the slabs in float64, without the padding and the lift of the responsibilities."""
     out = torch.empty(partial.shape[1:], dtype=torch.float64, device=partial.device)
-    size = out.numel()
-    total_kernel[(-(-size // TOTAL["BLOCK"]),)](partial, out, partial.shape[0], size, **TOTAL)
+    slabs, size = len(partial), out.numel()
+    flags = _steps(slabs, 2048)
+    total_kernel[(-(-size // flags["BLOCK"]),)](partial, out, slabs, size, **flags)
     return out[: prepared.components.means.shape[0]]
 
 
@@ -118,11 +124,10 @@ def total_tail(partial: Tensor, prepared: Prepared) -> tuple[Tensor, Tensor]:
     """`total` of the sums of r times the tails of the samples: those of r and of r |x|^2."""
     slabs, padded, _ = partial.shape
     k = prepared.components.means.shape[0]
-    count, half = torch.empty(2, k, dtype=torch.float64, device=partial.device)
-    total_tail_kernel[(-(-k // TOTAL_TAIL["BLOCK"]),)](
-        partial, count, half, slabs, k, padded, **TOTAL_TAIL
-    )
-    return count, half.mul_(2 * NORM_SCALE)
+    count, square = torch.empty(2, k, dtype=torch.float64, device=partial.device)
+    flags = {"SCALE": 2 * NORM_SCALE, **_steps(slabs, 512)}
+    total_tail_kernel[(-(-k // flags["BLOCK"]),)](partial, count, square, slabs, k, padded, **flags)
+    return count, square
 
 
 def log_total(samples: Samples, rows: Rows) -> Tensor:

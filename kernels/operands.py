@@ -7,12 +7,14 @@ never a difference of inconsistent terms.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gmm_ivf.kernels.blocks import TAIL_COLUMNS
 from gmm_ivf.kernels.components import HALF_MODES, Components
+from gmm_ivf.kernels.factors import pack_kernel
 
 MODES = ("fp16", "bf16", "fp16x3", "tf32", "fp32")
 STORAGE = {
@@ -96,10 +98,13 @@ class Prepared:
         What the row is multiplied by, in the storage type; for the chunked kernels its tail too.
         full: the means, rounded in half precision, else float32.
     quadratic : Tensor of shape (P, K', D')
-        diag: what the squares of the row are multiplied by. full: the factors of the precisions
-        as `pack` lays them out. Otherwise `linear` itself.
+        diag: what the squares of the row are multiplied by. full: the factors of the precisions,
+        (P, groups, pairs, panel, group * panel): of the blocks on and above the diagonal, (0, 0),
+        (0, 1), (1, 1), (0, 2) ... as (row, column), each with those of the other components of its
+        group beside it. Otherwise `linear` itself.
     tail : Tensor of shape (K', 16)
-        What the tail of a row is multiplied by: minus its half norm. full: the shift of `pack`.
+        What the tail of a row is multiplied by: minus its half norm. full: the means times
+        the factors, (groups, panels, group * panel), float32.
     gain, offset : Tensor of shape (K',), float32
         See `kernels.blocks`; an offset of -1e30 marks padding and weight zero.
     """
@@ -200,9 +205,10 @@ def scatter(samples: Samples) -> Tensor:
     if samples.scatter is None:
         d = samples.n_features
         total = torch.zeros(d, d, dtype=torch.float64, device=samples.values.device)
-        rows = max(1, (1 << 22) // d)
+        rows = max(1, (1 << 20) // d)
         for start in range(0, samples.n, rows):
-            tile = samples.values[:, start : start + rows, :d].double().sum(0)
+            parts = samples.values[:, start : start + rows, :d].double()
+            tile = parts[0] if len(parts) == 1 else parts.sum(0)
             total.addmm_(tile.T, tile)
         samples.scatter = total
     return samples.scatter
@@ -246,23 +252,6 @@ def _tied(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return linear, linear, gain[:, 0], -white.square().sum(0) / (2 * LOG2E)
 
 
-def _full(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    factor = c.precisions_cholesky
-    k, d = c.means.shape
-    scale = _scale(factor.abs().amax((1, 2)))
-    side = -(-d // full_panel(d)) * full_panel(d)
-    padded = torch.nn.functional.pad(
-        factor / scale[:, None, None], (0, side - d, 0, side - d, 0, -k % FULL_STEP)
-    )
-    rounded = split(padded, mode)
-    # The determinant of the rounded factor: the errors of its diagonal then cancel.
-    kept = rounded.double().sum(0)
-    pivots = (kept[:k].diagonal(dim1=1, dim2=2)[:, :d] * scale[:, None]).abs()
-    change = pivots.log2() - factor.diagonal(dim1=1, dim2=2).abs().log2()
-    means = c.means.to(STORAGE[mode] if mode in HALF_MODES else torch.float32)
-    return means[None], rounded, scale.square() * LOG2E / 2, change.sum(1)
-
-
 def full_panel(d: int) -> int:
     """Columns of a panel of the factors of full covariances: half of up to 128 features."""
     return 16 if d <= 16 else 32 if d <= 64 else 64
@@ -273,33 +262,24 @@ def full_group(d: int) -> int:
     return (128 if d > 128 else 64) // full_panel(d)
 
 
-def pack(factors: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of groups of components by panels of columns, and the means times the factors.
-
-    Parameters
-    ----------
-    factors : Tensor of shape (P, K, side, side)
-        Upper triangular; K a multiple of FULL_STEP.
-    means : Tensor of shape (K or fewer, D)
-
-    Returns
-    -------
-    packed : Tensor of shape (P, groups, pairs, panel, group * panel)
-        The blocks on and above the diagonal, (0, 0), (0, 1), (1, 1), (0, 2) ... as (row, column),
-        each with those of the other components of its group beside it.
-    shift : Tensor of shape (groups, panels, group * panel), float32
-    """
-    (k, d), (parts, more, side) = means.shape, factors.shape[:3]
-    width, group = full_panel(d), full_group(d)
-    panels, groups = side // width, more // group
-    blocks = factors.reshape(parts, groups, group, panels, width, panels, width)
-    blocks = blocks.permute(0, 1, 5, 3, 4, 2, 6)
-    packed = torch.cat([blocks[:, :, column, : column + 1] for column in range(panels)], dim=2)
-    packed = packed.reshape(*packed.shape[:4], group * width)
-    centre = torch.nn.functional.pad(means, (0, side - d, 0, more - k))
-    shift = torch.bmm(centre[:, None], factors.double().sum(0))[:, 0]
-    shift = shift.reshape(groups, group, panels, width).transpose(1, 2)
-    return packed, shift.reshape(groups, panels, -1).float()
+def _prepare_full(c: Components, mode: str) -> Prepared:
+    k, d = c.means.shape
+    width, group, parts = full_panel(d), full_group(d), 2 if mode == "fp16x3" else 1
+    padded, panels = -(-k // FULL_STEP) * FULL_STEP, -(-d // width)
+    shape = (parts, padded // group, panels * (panels + 1) // 2, width, group * width)
+    device = c.means.device
+    packed = torch.empty(shape, dtype=STORAGE[mode], device=device)
+    shift = torch.empty(shape[1], panels, shape[4], dtype=torch.float32, device=device)
+    gain, offset = torch.empty(2, padded, dtype=torch.float32, device=device)
+    flags: dict[str, Any] = {"MODE": mode, "GROUP": group, "BLOCK_D": width, "num_warps": 4}
+    pack_kernel[(padded,)](
+        c.weights, c.means.contiguous(), c.precisions_cholesky.contiguous(), packed, shift,
+        gain, offset, k, d, panels, packed[0].numel() * (parts - 1), SCALED_MAX, NEVER, **flags,
+    )  # fmt: skip
+    more, wide = -k % COMPONENT_STEP, padded_features(d, False)
+    points = c.means.to(STORAGE[mode] if mode in HALF_MODES else torch.float32)
+    points = torch.nn.functional.pad(points, (0, wide - d, 0, more))[None]
+    return Prepared(c, mode, False, points, packed, shift, gain, offset)
 
 
 def prepare(components: Components, mode: str, *, fused: bool | None = None) -> Prepared:
@@ -318,7 +298,9 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
         For a mode that the kernels do not have.
     """
     check_mode(mode)
-    build = {"spherical": _spherical, "diag": _diag, "tied": _tied, "full": _full}
+    if components.covariance_type == "full":
+        return _prepare_full(components, mode)
+    build = {"spherical": _spherical, "diag": _diag, "tied": _tied}
     kind, (k, d) = components.covariance_type, components.means.shape
     linear, quadratic, gain, radius = build[kind](components, mode)
     offset = (components.log_constants() * LOG2E + radius).clamp_min(NEVER)
@@ -333,9 +315,7 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
     tail = torch.zeros(k + more, TAIL_COLUMNS, dtype=linear.dtype, device=linear.device)
     if kind == "spherical":
         tail[:, 1:4] = -NORM_SCALE
-    if kind == "full":
-        quadratic, tail = pack(quadratic, components.means)
-    elif not fused:
+    if not fused:
         linear[0, :, sample_width(d) : sample_width(d) + TAIL_COLUMNS] = tail
     return Prepared(
         components,

@@ -16,18 +16,24 @@ SAFE_SHARED_BYTES = 99 * 1024
 # Float32 accumulators of a thread that still leave registers for the rest.
 MAX_ACCUMULATORS = 176
 MAX_CANDIDATES = 24
+_MOST_WAVES = 4
 # Features of a tile of the chunked moment sums.
 SUM_BLOCK_D = 128
 
 
 @dataclass(frozen=True, order=True)
 class Config:
-    """Shape of one program: rows and components of a tile, warps, stages of the load pipeline."""
+    """Shape of one program: rows and components of a tile, warps, stages of the load pipeline.
+
+    `waves` is for the moments: the programs that a multiprocessor holds at once, or a multiple of
+    it where that is not known; 6 is one of 1, 2 and 3.
+    """
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    waves: int = 6
 
 
 # What won most often on an H200; the default wherever it fits.
@@ -125,12 +131,37 @@ def grid(job: str, mode: str) -> list[Config]:
 def candidates(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> list[Config]:
     """At most 24 configurations worth timing; never empty."""
     good = [c for c in grid(problem.job, problem.mode) if fits(problem, c, shared_limit)]
+    if problem.job == "moment":
+        # The matrix units of Hopper take 64 components at a time, or else none at all.
+        good.sort(key=lambda config: config.block_k < 64)
     return good[:MAX_CANDIDATES] or [Config(16, 16, 4, 1)]
 
 
 def default(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> Config:
     """The configuration for a GPU or a shape that was never measured."""
     return candidates(problem, shared_limit)[0]
+
+
+def slab_count(k_blocks: int, places: int) -> int:
+    """Into how many slabs to divide the samples of the moments.
+
+    The fewest whose programs, one for each slab and block of components, fill 95 % of the last
+    wave as well: partial sums take memory, and multiprocessors without work time.
+
+    Parameters
+    ----------
+    k_blocks : int
+        Blocks of components.
+    places : int
+        Programs of a wave.
+    """
+
+    def filled(slabs: int) -> float:
+        programs = slabs * k_blocks
+        return programs / (-(-programs // places) * places)
+
+    counts = range(1, max(1, _MOST_WAVES * places // k_blocks) + 1)
+    return next((n for n in counts if filled(n) >= 0.95), max(counts, key=filled))
 
 
 def file_name(gpu: str) -> str:

@@ -37,6 +37,22 @@ def test_candidates_fit_and_are_few(job: str, kind: str, mode: str, block_d: int
         assert 256 % config.block_n == 0 and 128 % config.block_k == 0
 
 
+@pytest.mark.parametrize("places", [132, 264, 396, 792, 8])
+def test_slabs_fill_whole_waves(places: int) -> None:
+    for k_blocks in (1, 2, 3, 16, 64, 100, 256, 1024, 16384):
+        count = tuning.slab_count(k_blocks, places)
+        programs = count * k_blocks
+        assert count == 1 or programs <= 4 * places
+        waves = -(-programs // places)
+        assert programs >= 0.85 * waves * places
+
+
+def test_slabs_by_hand() -> None:
+    # 24 x 16 programs in 396 places; 256 programs would leave a third of them empty.
+    assert tuning.slab_count(16, 396) == 24
+    assert tuning.slab_count(256, 396) == 3
+
+
 def test_an_unknown_gpu_gets_the_default() -> None:
     assert tuning.winners("No Such GPU") == {}
     assert tuning.choose(PROBLEM, "No Such GPU") == tuning.default(PROBLEM)
