@@ -31,6 +31,7 @@ _STYLES = (
 _BASELINE_STYLE = ("#000000", "o", "-")
 _LOWEST_RECALL = 0.5
 _RECALL_STEP = 0.01
+_RATIO_TICKS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 4, 5, 7, 10)
 
 Style = tuple[str, str, str]
 
@@ -85,7 +86,7 @@ def draw(points: Sequence[OperatingPoint]) -> Any:
 
 
 def draw_page(points: Sequence[OperatingPoint]) -> Any:
-    """Draw two panels: the methods at the K where most are, and the best of each kind over all K.
+    """Draw two panels: ratios to k-means at the K of most methods, and the best over all K.
 
     Parameters
     ----------
@@ -97,23 +98,36 @@ def draw_page(points: Sequence[OperatingPoint]) -> Any:
     matplotlib.figure.Figure
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     by_key = curves(points)
     nlist = max(summarize(points), key=lambda block: len(block.rows)).nlist
     mine = {(m, s): curve for (k, m, s), curve in by_key.items() if k == nlist}
     figure = Figure(figsize=(13, 6.4))
     figure.set_layout_engine("constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    _draw_cost(left, mine, _styles([method for method, _ in mine]))
+    left, right = figure.subplots(1, 2)
+    _draw_ratio(left, mine, _styles([method for method, _ in mine]))
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(FixedLocator(_RATIO_TICKS))
+    left.yaxis.set_minor_locator(NullLocator())
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for (family, (x, y)), style in zip(envelopes(points).items(), _STYLES, strict=False):
         right.plot(x, y, color=style[0], linestyle=style[2], linewidth=1.8, label=family)
-    right.grid(alpha=0.3)
+    _log_costs(right)
     for axes, title in ((left, f"K = {nlist:,}"), (right, "least cost over all K")):
         axes.set_title(f"{points[0].dataset}, {title}", fontsize=11, parse_math=False)
         axes.set_xlabel(f"recall@{points[0].key.k}")
         axes.set_xlim(_left_limit(points), 1.0)
-        axes.legend(fontsize=8, frameon=False)
-    left.set_ylabel("distance computations per query")
+    figure.legend(
+        *left.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8,
+        frameon=False,
+    )
+    right.legend(frameon=False)
+    left.set_ylabel("cost of k-means / cost (above 1: fewer)")
+    right.set_ylabel("distance computations per query")
     return figure
 
 
@@ -161,8 +175,6 @@ def _left_limit(points: Sequence[OperatingPoint]) -> float:
 
 
 def _draw_cost(axes: Any, mine: dict[tuple[str, int], Curve], styles: dict[str, Style]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     for method, (colour, marker, line) in styles.items():
         x, y = _mean_curve([curve for (m, _), curve in mine.items() if m == method])
         visible = x >= _LOWEST_RECALL
@@ -178,6 +190,12 @@ def _draw_cost(axes: Any, mine: dict[tuple[str, int], Curve], styles: dict[str, 
             linewidth=1.4,
             label=label(method),
         )
+    _log_costs(axes)
+
+
+def _log_costs(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -190,7 +208,7 @@ def _draw_ratio(axes: Any, mine: dict[tuple[str, int], Curve], styles: dict[str,
     seeds = sorted({seed for _, seed in mine})
     for method, (colour, _, line) in styles.items():
         if method == BASELINE:
-            axes.axhline(1.0, color=colour, linewidth=1.4)
+            axes.axhline(1.0, color=colour, linewidth=1.4, label=label(method))
             continue
         table = np.array(
             [
@@ -201,7 +219,8 @@ def _draw_ratio(axes: Any, mine: dict[tuple[str, int], Curve], styles: dict[str,
         )
         if not len(table):
             continue
-        axes.plot(grid, table.mean(axis=0), color=colour, linestyle=line, linewidth=1.6)
+        mean, name = table.mean(axis=0), label(method)
+        axes.plot(grid, mean, color=colour, linestyle=line, linewidth=1.6, label=name)
         if len(table) > 1:
             low, high = table.min(axis=0), table.max(axis=0)
             axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
