@@ -95,19 +95,19 @@ def _squares(
     return tl.sum(tl.reshape(acc * acc, (BLOCK_N, GROUP, BLOCK_D // 8, 8)), axis=2)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit
 def distance_kernel(
     x,  # (P, rows, stride)
     factor,  # (P, groups, pairs, BLOCK_D, GROUP * BLOCK_D) packed
     shift,  # (groups, panels, GROUP * BLOCK_D) means times factors
     gain, offset,  # (k,)
-    norm,  # (rows,) written
+    top, total,  # (splits, chunk) largest logit of a row in a split, and the sum of the powers
     out,  # (k, chunk) logits, written unless STORE is off
-    start, chunk, n, k, panels, d, stride, part_x, part_f,
+    start, chunk, k, span, panels, d, stride, part_x, part_f,
     MODE: tl.constexpr, EVEN_D: tl.constexpr, STORE: tl.constexpr, PANELS: tl.constexpr,
     BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile of rows and all components, and their log-normalisers.
+    """Logits of a tile of rows and a split of `span` components.
 
     PANELS is 1 or 2 where rows stay on chip, else 0.
     """
@@ -120,10 +120,13 @@ def distance_kernel(
         xh, xl = _row_tile(x, part_x, d, stride, start + first, MODE, EVEN_D, BLOCK_N, BLOCK_D)
         wh, wl = _row_tile(x, part_x, d, stride, start + first, MODE, EVEN_D, BLOCK_N, ALL)
     ks, cols = tl.arange(0, GROUP), tl.arange(0, COLS)
-    at_out = out + ks[None, :].to(tl.int64) * chunk + rows[:, None]
-    top = tl.full((BLOCK_N,), LOWEST, tl.float32)
-    total = tl.zeros((BLOCK_N,), tl.float32)
-    for k0 in range(0, k, GROUP):
+    begin = tl.program_id(1) * span
+    at_out = out + (begin + ks)[None, :].to(tl.int64) * chunk + rows[:, None]
+    factor += (begin // GROUP).to(tl.int64) * (panels * (panels + 1) // 2) * BLOCK_D * COLS
+    shift += begin // GROUP * panels * COLS
+    largest = tl.full((BLOCK_N,), LOWEST, tl.float32)
+    summed = tl.zeros((BLOCK_N,), tl.float32)
+    for k0 in range(begin, tl.minimum(k, begin + span), GROUP):
         # Loaded here they arrive while the products run.
         g, c = tl.load(gain + k0 + ks), tl.load(offset + k0 + ks)
         square = tl.zeros((BLOCK_N, GROUP, 8), tl.float32)
@@ -145,13 +148,15 @@ def distance_kernel(
         logits = c[None, :] - g[None, :] * tl.sum(square, axis=2)
         if STORE:
             tl.store(at_out, logits)
-        new = tl.maximum(top, tl.max(logits, axis=1))
-        total = total * tl.exp2(top - new) + tl.sum(tl.exp2(logits - new[:, None]), axis=1)
-        top = new
+        new = tl.maximum(largest, tl.max(logits, axis=1))
+        powers = tl.sum(tl.exp2(logits - new[:, None]), axis=1)
+        summed = summed * tl.exp2(largest - new) + powers
+        largest = new
         factor += panels * (panels + 1) // 2 * BLOCK_D * COLS
         shift += panels * COLS
         at_out += GROUP * chunk
-    tl.store(norm + start + rows, top + tl.log2(total), mask=start + rows < n)
+    tl.store(top + tl.program_id(1) * chunk + rows, largest)
+    tl.store(total + tl.program_id(1) * chunk + rows, summed)
 
 
 @triton.jit
@@ -162,37 +167,47 @@ def share_kernel(
     listed,  # (k, chunk) those of the listed rows, slab by slab, times 2**LIST_LIFT
     index,  # (groups, chunk) listed rows, from the first of the chunk
     count,  # (groups, slabs) listed rows
-    start, slab, chunk, length,
+    start, slab, chunk, length, least,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """Responsibilities of a group of components for a slab of a chunk of `length` rows.
 
-    Lists are filled up with responsibilities of zero to a multiple of BLOCK_L, which divides a
-    slab.
+    Listed are the rows where one of them exceeds `least`, in order. Lists are filled up with
+    responsibilities of zero to a multiple of BLOCK_L, which divides a slab.
     """
     group = tl.program_id(0).to(tl.int64)
     begin = tl.multiple_of(tl.program_id(1).to(tl.int64) * slab, 16)
-    ks = (group * GROUP + tl.arange(0, GROUP))[:, None] * chunk
+    logits += group * GROUP * chunk
+    resp += group * GROUP * chunk
+    listed += group * GROUP * chunk
+    index += group * chunk
     end = tl.minimum(length, begin + slab)
     found = 0
     for n0 in range(begin, end, BLOCK_N):
         rows = n0 + tl.arange(0, BLOCK_N)
         inside = rows < end
         z = tl.load(norm + start + rows, mask=inside, other=0.0) - LIFT_BITS
-        tile = tl.load(logits + ks + rows[None, :], mask=inside[None, :], other=LOWEST)
-        share = tl.exp2(tile - z[None, :])
-        tl.store(resp + ks + rows[None, :], share.to(resp.dtype.element_ty), mask=inside[None, :])
-        share = (share * RELIFT).to(listed.dtype.element_ty)
-        hit = (tl.max(share.to(tl.float32), axis=0) > 0.0).to(tl.int32)
-        place = begin + found + tl.cumsum(hit, axis=0) - 1
-        tl.store(index + group * chunk + place, rows.to(tl.int32), mask=hit > 0)
-        tl.store(listed + ks + place[None, :], share, mask=(hit > 0)[None, :])
-        found += tl.sum(hit)
+        largest = tl.zeros((BLOCK_N,), tl.float32)
+        shares = ()
+        for g in tl.static_range(GROUP):
+            logit = tl.load(logits + g * chunk + rows, mask=inside, other=LOWEST)
+            share = tl.exp2(logit - z)
+            tl.store(resp + g * chunk + rows, share.to(resp.dtype.element_ty), mask=inside)
+            share = (share * RELIFT).to(listed.dtype.element_ty)
+            shares = shares + (share,)
+            largest = tl.maximum(largest, share.to(tl.float32))
+        hit = largest > least
+        place = begin + found + tl.cumsum(hit.to(tl.int32), axis=0) - 1
+        tl.store(index + place, rows.to(tl.int32), mask=hit)
+        for g in tl.static_range(GROUP):
+            tl.store(listed + g * chunk + place, shares[g], mask=hit)
+        found += tl.sum(hit.to(tl.int32), axis=0)
     rest = begin + found + tl.arange(0, BLOCK_L)
     open_ = rest < begin + (found + BLOCK_L - 1) // BLOCK_L * BLOCK_L
-    none = tl.zeros((GROUP, BLOCK_L), tl.float32).to(listed.dtype.element_ty)
-    tl.store(index + group * chunk + rest, tl.zeros_like(rest).to(tl.int32), mask=open_)
-    tl.store(listed + ks + rest[None, :], none, mask=open_[None, :])
+    none = tl.zeros((BLOCK_L,), tl.float32)
+    tl.store(index + rest, none.to(tl.int32), mask=open_)
+    for g in tl.static_range(GROUP):
+        tl.store(listed + g * chunk + rest, none.to(listed.dtype.element_ty), mask=open_)
     tl.store(count + group * tl.num_programs(1) + tl.program_id(1), found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmm_ivf.kernels import covariance
+from gmm_ivf.kernels import chunked, covariance, factors
 from gmm_ivf.kernels.components import HALF_MODES
 from gmm_ivf.kernels.launch import Configs, Sums, device_limits
 from gmm_ivf.kernels.operands import (
@@ -21,7 +21,7 @@ from gmm_ivf.kernels.operands import (
     full_group,
     full_panel,
 )
-from gmm_ivf.kernels.passes import Chunks, Moments
+from gmm_ivf.kernels.passes import NORMALISE, Chunks, Moments
 
 # Scratch for the logits of a chunk, and the rows that it has at least and at most.
 LOGIT_BYTES = 64 << 20
@@ -33,13 +33,17 @@ DISTANCE: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
 # Float32 products run on the ordinary units, which large tiles make spill.
 DISTANCE_FP32: dict[str, Any] = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 SHARE: dict[str, Any] = {"BLOCK_N": 512, "num_warps": 4}
-# Features of a tile of the scatter, and the groups of components that one tile of samples serves:
-# the sums of four fit into registers where nothing is split into two parts.
+# Features of a tile of the scatter, and the components that one tile of samples serves in half
+# precision; where it is split into two parts, or centred twice, one has the registers to itself.
 SCATTER_BLOCK = 64
-SCATTER: dict[str, Any] = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 4}
-LIST_GROUP = 4
+SCATTER: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+LIST_GROUP = 2
+# Rows and columns of a tile of the scatter about the means.
+CENTRE_BLOCK = 32
+# Programs of the distances that a multiprocessor holds at a time; half of them are the least.
+DISTANCE_WAVES = 3
 # Programs of the scatter wanted per multiprocessor.
-SCATTER_WAVES = 2
+SCATTER_WAVES = 3
 
 
 def distance_flags(prepared: Prepared, d: int, shared_limit: int) -> dict[str, Any]:
@@ -68,6 +72,8 @@ class FullSweep(Chunks):
         count = -(-rows // min(MAX_CHUNK, max(MIN_CHUNK, fit)))
         super().__init__(samples, prepared, configs, -(-rows // count) + ROW_STEP - 1)
         half = prepared.mode in HALF_MODES
+        # Half precision lists what it does not round to zero, float32 what may show in its sums.
+        self.least = 0.0 if half else 2.0 ** (covariance.LIST_LIFT - 48)
         self.group = LIST_GROUP if half else 1
         self.groups = self.components // self.group
         self.side = -(-samples.n_features // SCATTER_BLOCK) * SCATTER_BLOCK
@@ -91,9 +97,16 @@ class FullSweep(Chunks):
         self.index = torch.empty(size, dtype=torch.int32, device=device)
         slabs = -(-self.chunk // self.slab)
         self.count = torch.empty(self.groups, slabs, dtype=torch.int32, device=device)
-        self._spare = self.samples.empty_rows()
+        # Splits of the components, where there are few tiles of rows.
+        step = FULL_STEP * full_group(self.samples.n_features)
+        tiles = self.chunk // self.flags["BLOCK_N"]
+        wanted = -(-DISTANCE_WAVES * device_limits(device)[2] // (2 * tiles))
+        self.span = -(-self.components // wanted // step) * step
+        splits = -(-self.components // self.span)
+        self._top = torch.empty(splits, self.chunk, dtype=torch.float32, device=device)
+        self._total = torch.empty_like(self._top)
 
-    def _distances(self, start: int, chunk: int, norm: Tensor, store: bool) -> None:
+    def _distances(self, start: int, chunk: int, store: bool) -> None:
         s, p = self.samples, self.prepared
         width = full_panel(s.n_features)
         panels = -(-s.n_features // width)
@@ -102,28 +115,37 @@ class FullSweep(Chunks):
             **self.flags, "MODE": p.mode, "EVEN_D": s.width % tile == 0, "STORE": store,
             "GROUP": full_group(s.n_features), "BLOCK_D": width,
         }  # fmt: skip
-        covariance.distance_kernel[(chunk // flags["BLOCK_N"],)](
-            s.values, p.quadratic, p.tail, p.gain, p.offset, norm, self._logits,
-            start, self.chunk, s.n, self.components, panels, s.width, self.stride,
+        covariance.distance_kernel[(chunk // flags["BLOCK_N"], len(self._top))](
+            s.values, p.quadratic, p.tail, p.gain, p.offset, self._top, self._total, self._logits,
+            start, self.chunk, self.components, self.span, panels, s.width, self.stride,
             self.part_x, p.quadratic[0].numel() * (self.parts - 1), **flags,
+        )  # fmt: skip
+
+    def _normalise(self, start: int, chunk: int, norm: Tensor) -> None:
+        chunked.normalise_kernel[(-(-chunk // NORMALISE["BLOCK_N"]),)](
+            self._top, self._total, norm, start, self.samples.n, self.chunk, len(self._top),
+            **NORMALISE,
         )  # fmt: skip
 
     def norms(self, start: int, chunk: int, norm: Tensor) -> None:
         """Log-normalisers of a chunk."""
-        self._distances(start, chunk, norm, False)
+        self._distances(start, chunk, False)
+        self._normalise(start, chunk, norm)
 
     def shares(self, start: int, chunk: int, norm: Tensor, given: bool) -> None:
         """Responsibilities of a chunk, and its log-normalisers unless they are given."""
-        self._distances(start, chunk, self._spare if given else norm, True)
+        self._distances(start, chunk, True)
+        if not given:
+            self._normalise(start, chunk, norm)
         flags: dict[str, Any] = {**SHARE, "GROUP": self.group, "BLOCK_L": SCATTER["BLOCK_N"]}
         covariance.share_kernel[(self.groups, self.count.shape[1])](
             self._logits, norm, self.resp, self.listed, self.index, self.count,
-            start, self.slab, self.chunk, chunk, **flags,
+            start, self.slab, self.chunk, chunk, self.least, **flags,
         )  # fmt: skip
 
     def logits(self, start: int, chunk: int) -> Tensor:
         """Logits of a chunk, (chunk, K')."""
-        self._distances(start, chunk, self._spare, True)
+        self._distances(start, chunk, True)
         out = self._logits.new_full((self.chunk, self.k), NEVER)
         out[:, : self.components] = self._logits.T
         return out
@@ -162,15 +184,17 @@ class FullMoments(Moments):
     def totals(self) -> Sums:
         """The sums of all chunks, the second ones about the means."""
         sums = super().totals()
-        components = self.full.prepared.components
-        (k, d), means = components.means.shape, components.means
-        scatter = self.s2[:, :k, :d, :d].sum(0, dtype=torch.float64)
-        scatter *= 2.0**-covariance.LIST_LIFT
-        point = self.full.prepared.linear[0, :k, :d].double()
-        # One operand was centred at the point (half precision) or both: from there to the means.
-        first = sums.first - sums.count[:, None] * point
-        other = means if self.full.prepared.mode in HALF_MODES else means - point
-        about = sums.first - sums.count[:, None] * means
-        left = torch.stack([first, means - point], dim=2)
-        scatter.baddbmm_(left, torch.stack([other, about], dim=1), alpha=-1)
-        return Sums(sums.count, sums.first, scatter.triu() + scatter.triu(1).mT)
+        prepared = self.full.prepared
+        k, d = prepared.components.means.shape
+        points = prepared.linear[0]
+        out = torch.empty(k, d, d, dtype=torch.float64, device=points.device)
+        flags: dict[str, Any] = {
+            "ONE_SIDED": prepared.mode in HALF_MODES, "BLOCK": CENTRE_BLOCK, "num_warps": 4
+        }  # fmt: skip
+        slabs, padded, side = self.s2.shape[:3]
+        factors.centre_kernel[(k, (side // CENTRE_BLOCK) ** 2)](
+            self.s2, sums.count.contiguous(), sums.first, prepared.components.means.contiguous(),
+            points, out, slabs, padded, d, side, sums.first.stride(0), points.stride(0),
+            2.0**-covariance.LIST_LIFT, **flags,
+        )  # fmt: skip
+        return Sums(sums.count, sums.first, out)

@@ -16,12 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from gmm_ivf.kernels import components, operands
+from gmm_ivf.kernels.blocks import split64
 from gmm_ivf.kernels.launch import Sums
 from gmm_ivf.kernels.operands import Prepared, Samples
 
 UPDATED_TYPES = ("spherical", "diag")
-# Values of a program of the update: few, so that many programs share the work.
-UPDATE_VALUES = 512
 COUNT_BLOCK = 1024
 
 LOG2E = tl.constexpr(operands.LOG2E)
@@ -33,29 +32,9 @@ COUNT_FLOOR = tl.constexpr(components.COUNT_FLOOR)
 
 
 @triton.jit
-def _split(value, MODE: tl.constexpr):
-    """`operands.split` of float64 values: high part, low part, and what they represent."""
-    single = value.to(tl.float32)
-    if MODE == "tf32":
-        high = ((single.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-    elif MODE == "fp32":
-        high = single
-    elif MODE == "bf16":
-        high = single.to(tl.bfloat16)
-    else:
-        high = single.to(tl.float16)
-    rounded = high.to(tl.float32).to(tl.float64)
-    low = high
-    if MODE == "fp16x3":
-        low = (value - rounded).to(tl.float32).to(tl.float16)
-        rounded += low.to(tl.float32).to(tl.float64)
-    return high, low, rounded
-
-
-@triton.jit
 def _spherical(mean, factor, MODE: tl.constexpr):
     """`operands._spherical`: linear part, gain, and the offset less the log constants."""
-    high, low, rounded = _split(mean, MODE)
+    high, low, rounded = split64(mean, MODE)
     gain = (factor * factor * LOG2E).to(tl.float32).to(tl.float64)
     return high, low, gain, -gain * tl.sum(rounded * rounded, axis=1) / 2
 
@@ -68,10 +47,10 @@ def _diag(mean, factor, inside, MODE: tl.constexpr):
     exponent = tl.ceil(tl.log2(tl.maximum(largest, 1e-30) / SCALED_MAX))
     gain = tl.exp2(exponent)
     scale = gain[:, None]
-    quad, quad_low, rounded = _split(-quadratic / scale, MODE)
+    quad, quad_low, rounded = split64(-quadratic / scale, MODE)
     kept = inside & (rounded < 0)
     rounded *= -scale
-    high, low, slope = _split(2 * rounded * mean / scale, MODE)
+    high, low, slope = split64(2 * rounded * mean / scale, MODE)
     slope *= scale
     peak = tl.where(kept, slope * slope / tl.where(kept, rounded, 1.0) / 4, 0.0)
     ratio = tl.log2(tl.where(kept, rounded / tl.where(inside, quadratic, 1.0), 1.0)) / 2
@@ -185,16 +164,14 @@ def update(samples: Samples, prepared: Prepared, sums: Sums, reg_covar: Tensor) 
     c = prepared.components
     k, d = c.means.shape
     padded, wide = prepared.linear.shape[1:]
-    block_d: Any = triton.next_power_of_2(wide)
-    block_k: Any = max(1, UPDATE_VALUES // block_d)
+    block_k, shape = operands.block_shape(wide)
     flags: dict[str, Any] = {
         "COV": c.covariance_type, "MODE": prepared.mode, "TAILED": not prepared.fused,
-        "COUNT_BLOCK": COUNT_BLOCK, "num_warps": 4 if wide <= 2048 else 8,
+        "COUNT_BLOCK": COUNT_BLOCK, **shape,
     }  # fmt: skip
     update_kernel[(-(-padded // block_k),)](
         sums.count.contiguous(), sums.first, sums.second, reg_covar,
         c.weights, c.means, c.covariances, c.precisions_cholesky,
         prepared.linear, prepared.quadratic, prepared.gain, prepared.offset,
-        k, d, sums.first.stride(0), padded, wide, samples.width,
-        BLOCK_K=block_k, BLOCK_D=block_d, **flags,
+        k, d, sums.first.stride(0), padded, wide, samples.width, **flags,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from triton import knobs
 
 from gmm_ivf.kernels import em, full, reference
 from gmm_ivf.kernels.components import Components, Statistics
-from gmm_ivf.kernels.operands import full_group, full_panel, pack
+from gmm_ivf.kernels.operands import LOG2E, full_group, full_panel
 
 pytestmark = pytest.mark.skipif(
     not knobs.runtime.interpret and not torch.cuda.is_available(),
@@ -163,22 +163,24 @@ def test_runs_repeat_bit_by_bit() -> None:
 
 @pytest.mark.parametrize("d", [5, 40, 130])
 def test_packed_factors_are_the_factors(d: int) -> None:
-    generator = torch.Generator().manual_seed(d)
-    width = full_panel(d)
+    """Panels by columns, the components of a group side by side, padded with zeros."""
+    _, components = make_case(1, 7, d)
+    prepared = em.prepare(components, "fp32")
+    width, group, factors = full_panel(d), full_group(d), components.precisions_cholesky
     side = -(-d // width) * width
-    factors = torch.randn(1, 8, side, side, generator=generator, dtype=torch.float64).triu()
-    means = torch.randn(7, d, generator=generator, dtype=torch.float64)
-    packed, shift = pack(factors, means)
-    unpacked = torch.zeros_like(factors[0])
+    unpacked = torch.zeros(8, side, side, device=DEVICE)
     pairs = [(row, column) for column in range(side // width) for row in range(column + 1)]
     for p, (row, column) in enumerate(pairs):
-        block = packed[0, :, p].reshape(-1, width, full_group(d), width).transpose(1, 2)
-        rows, columns = slice(row * width, row * width + width), slice(column * width, None)
-        unpacked[:, rows, columns][:, :, :width] = block.reshape(8, width, width)
-    assert torch.equal(unpacked, factors[0])
-    want = torch.einsum("kd,kde->ke", means, factors[0, :7, :d])
-    got = shift.reshape(-1, side // width, full_group(d), width).transpose(1, 2).reshape(8, side)
-    torch.testing.assert_close(got[:7].double(), want, rtol=1e-5, atol=1e-5)
+        block = prepared.quadratic[0, :, p].reshape(-1, width, group, width).transpose(1, 2)
+        rows, columns = row * width, column * width
+        unpacked[:, rows : rows + width, columns : columns + width] = block.reshape(8, width, width)
+    scale = (prepared.gain[:7] * 2 / LOG2E).sqrt()[:, None, None].double()
+    torch.testing.assert_close(unpacked[:7, :d, :d] * scale, factors, rtol=1e-6, atol=1e-9)
+    unpacked[:7, :d, :d] = 0
+    assert not unpacked.any()
+    shift = prepared.tail.reshape(-1, side // width, group, width).transpose(1, 2).reshape(8, side)
+    want = torch.einsum("kd,kde->ke", components.means, factors)
+    torch.testing.assert_close(shift[:7, :d] * scale[:, 0], want, rtol=1e-5, atol=1e-5)
 
 
 def test_block_sizes_fit_the_shared_memory() -> None:
