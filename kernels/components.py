@@ -224,7 +224,7 @@ def m_step(
     elif kind == "diag":
         covariances = (stats.s2 / counts[:, None] - delta.square()).clamp_min(0) + reg_covar
     elif kind == "tied":
-        covariances = (stats.s2 - (counts[:, None] * delta).T @ delta) / counts.sum()
+        covariances = torch.addmm(stats.s2, stats.s1.T, delta, alpha=-1) / counts.sum()
         _add_ridge(covariances, reg_covar, relative_ridge(kind, mode))
     else:
         covariances = stats.s2 / counts[:, None, None] - delta[:, :, None] * delta[:, None, :]

@@ -149,8 +149,7 @@ def about_means(samples: Samples, rows: Rows, prepared: Prepared, sums: Sums) ->
     log_likelihood = log_total(samples, rows)
     if c.covariance_type == "tied":
         scattered = scatter(samples)
-        cross = sums.first.T @ means
-        s2 = scattered - cross - cross.T + (s0[:, None] * means).T @ means
+        s2 = torch.addmm(scattered, sums.first.T, means, alpha=-1).addmm_(means.T, s1, alpha=-1)
         factor = c.precisions_cholesky
         log_likelihood = log_likelihood - torch.sum((factor.T @ scattered) * factor.T) / 2
     elif c.covariance_type == "full":

@@ -15,6 +15,7 @@ from torch import Tensor
 from gmm_ivf.kernels.blocks import TAIL_COLUMNS
 from gmm_ivf.kernels.components import HALF_MODES, Components
 from gmm_ivf.kernels.factors import pack_kernel
+from gmm_ivf.kernels.slopes import offset_kernel, slope_kernel
 
 MODES = ("fp16", "bf16", "fp16x3", "tf32", "fp32")
 STORAGE = {
@@ -242,16 +243,6 @@ def _diag(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return linear, quad, gain[:, 0], (ratio - peak).sum(1)
 
 
-def _tied(c: Components, mode: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    factor = c.precisions_cholesky
-    slope = (c.means @ factor) @ factor.T * LOG2E
-    gain = _scale(slope.abs().amax(1))[:, None]
-    linear = split(slope / gain, mode)
-    rounded = (linear.double().sum(0) * gain).T
-    white = torch.linalg.solve_triangular(factor, rounded, upper=True)
-    return linear, linear, gain[:, 0], -white.square().sum(0) / (2 * LOG2E)
-
-
 def full_panel(d: int) -> int:
     """Columns of a panel of the factors of full covariances: half of up to 128 features."""
     return 16 if d <= 16 else 32 if d <= 64 else 64
@@ -282,6 +273,38 @@ def _prepare_full(c: Components, mode: str) -> Prepared:
     return Prepared(c, mode, False, points, packed, shift, gain, offset)
 
 
+def _prepare_tied(c: Components, mode: str, fused: bool) -> Prepared:
+    (k, d), factor, device = c.means.shape, c.precisions_cholesky, c.means.device
+    padded, wide = -(-k // COMPONENT_STEP) * COMPONENT_STEP, padded_features(d, fused)
+    slope = (c.means @ factor) @ factor.T
+    parts = 2 if mode == "fp16x3" else 1
+    linear = torch.empty(parts, padded, wide, dtype=STORAGE[mode], device=device)
+    gain, offset = torch.empty(2, padded, dtype=torch.float32, device=device)
+    rounded = torch.empty_like(slope)
+    block_k, flags = block_shape(wide)
+    grid: Any = (-(-padded // block_k),)
+    staged: dict[str, Any] = {"MODE": mode, **flags}
+    slope_kernel[grid](slope, linear, gain, rounded, k, d, padded, wide, SCALED_MAX, **staged)
+    white = torch.linalg.solve_triangular(factor, rounded.T, upper=True)
+    row, column = white.stride()
+    offset_kernel[grid](
+        c.weights, factor.contiguous(), white, offset, k, d, padded, row, column, NEVER, **flags
+    )
+    tail = torch.zeros(padded, TAIL_COLUMNS, dtype=linear.dtype, device=device)
+    return Prepared(c, mode, fused, linear, linear, tail, gain, offset)
+
+
+def block_shape(wide: int) -> tuple[int, dict[str, Any]]:
+    """Components of a program of K-sized work on rows of `wide` values, and its block sizes.
+
+    Few values a program, so that many share the work.
+    """
+    block_d = 1 << (wide - 1).bit_length()
+    block_k = max(1, 512 // block_d)
+    warps = min(16, max(4, block_d // 512))
+    return block_k, {"BLOCK_K": block_k, "BLOCK_D": block_d, "num_warps": warps}
+
+
 def prepare(components: Components, mode: str, *, fused: bool | None = None) -> Prepared:
     """Constants of each component in the storage type and in base 2, on the components' device.
 
@@ -300,11 +323,13 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
     check_mode(mode)
     if components.covariance_type == "full":
         return _prepare_full(components, mode)
-    build = {"spherical": _spherical, "diag": _diag, "tied": _tied}
     kind, (k, d) = components.covariance_type, components.means.shape
+    fused = is_fused(kind, mode, d) if fused is None else fused
+    if kind == "tied":
+        return _prepare_tied(components, mode, fused)
+    build = {"spherical": _spherical, "diag": _diag}
     linear, quadratic, gain, radius = build[kind](components, mode)
     offset = (components.log_constants() * LOG2E + radius).clamp_min(NEVER)
-    fused = is_fused(kind, mode, d) if fused is None else fused
     more, wide = -k % COMPONENT_STEP, padded_features(d, fused)
     shared = quadratic is linear
 
@@ -322,7 +347,7 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
         mode,
         fused,
         linear,
-        linear if shared else pad(quadratic) if kind == "diag" else quadratic,
+        linear if shared else pad(quadratic),
         tail,
         torch.nn.functional.pad(gain.float(), (0, more)),
         torch.nn.functional.pad(offset.float(), (0, more), value=NEVER),

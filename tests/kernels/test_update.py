@@ -14,7 +14,7 @@ from gmm_ivf.kernels.blocks import LIFT
 from gmm_ivf.kernels.components import Components, m_step
 from gmm_ivf.kernels.launch import Rows, Sums, about_means, log_total, total, total_tail
 from gmm_ivf.kernels.loop import Loop
-from gmm_ivf.kernels.operands import LN2, MODES, Prepared, prepare
+from gmm_ivf.kernels.operands import LN2, MODES, NEVER, Prepared, prepare
 from gmm_ivf.kernels.update import update
 
 CUDA = torch.cuda.is_available()
@@ -102,6 +102,31 @@ def test_the_update_is_the_m_step_and_the_preparation(mixture, kind, mode, k, d)
     if TRUNCATES and mode == "bf16":
         return
     torch.testing.assert_close(got.offset, staged.offset, rtol=1e-6, atol=2e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("k", "d"), SHAPES)
+def test_tied_preparation(mixture, mode, k, d, monkeypatch):
+    """Slopes, scaled and rounded, and the log-density at the origin that belongs to them."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(torch.nan))
+    c = on_device(mixture("tied", n=5, k=k, d=d)[1])
+    c.weights[k // 2 :] = 0
+    got = prepare(c, mode)
+    slope = c.means @ c.precisions_cholesky @ c.precisions_cholesky.T / LN2
+    assert float(got.gain.log2().frac().nan_to_num().abs().max()) == 0
+    largest = (slope.abs().amax(1) / got.gain[:k]).cpu()
+    assert bool(((largest > 511) & (largest < 1024.5)).all())
+    rounded = got.linear.double().sum(0)[:k, :d] * got.gain[:k, None]
+    torch.testing.assert_close(rounded, slope, rtol=STEP[mode], atol=STEP[mode])
+    square = ((rounded @ c.covariances) * rounded).sum(1) * LN2 / 2
+    weight = c.weights.clamp_min(1e-300)
+    want = (replace(c, weights=weight).log_constants() / LN2 - square).float()
+    want[k // 2 :] = NEVER
+    torch.testing.assert_close(got.offset[:k], want, rtol=1e-6, atol=1e-6)
+    assert bool((got.offset[k:] == NEVER).all())
+    assert bool((got.gain[k:] == 0).all())
+    assert float(got.linear[:, k:].abs().sum() + got.linear[:, :, d:].abs().sum()) == 0
 
 
 def test_what_is_not_a_number_stays_so(mixture):
