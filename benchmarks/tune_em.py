@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import sys
 import time
+from dataclasses import astuple
 from pathlib import Path
 
 import torch
@@ -81,7 +82,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", nargs="+", default=["spherical:fp16:1000000:1024:128"])
     parser.add_argument("--jobs", nargs="+", help="default: those of the case")
-    parser.add_argument("--config", nargs="+", help="N,K,WARPS,STAGES; default: the candidates")
+    parser.add_argument(
+        "--config", nargs="+", help="N,K,WARPS,STAGES[,WAVES]; default: the candidates"
+    )
     parser.add_argument("--budget", type=float, default=400.0, help="seconds in all")
     parser.add_argument("--out", type=Path, default=Path("tune_em.jsonl"))
     parser.add_argument("--save", action="store_true", help="write kernels/tuned/<gpu>.json")
@@ -114,7 +117,7 @@ def measure(tasks, errors, deadline: float):
     for (task, n), error in zip(tasks, errors, strict=True):
         job, kind, mode, k, d, config = task
         row = {"job": job, "kind": kind, "mode": mode, "n": n, "k": k, "d": d}
-        row["config"] = [config.block_n, config.block_k, config.num_warps, config.num_stages]
+        row["config"] = list(astuple(config))
         if error or time.perf_counter() > deadline:
             yield {**row, "error": error or "out of time"}
             continue
