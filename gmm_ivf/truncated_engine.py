@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import em, truncated
-from gmm_ivf.kernels.components import Components, Statistics, m_step, precisions_cholesky
+from gmm_ivf.kernels.components import Components, precisions_cholesky
 from gmm_ivf.kernels.launch import Rows
 from gmm_ivf.kernels.neighbourhood import order_components
 from gmm_ivf.kernels.operands import FUSED_FEATURES, Samples, is_fused
@@ -75,6 +75,7 @@ class TruncatedEngine(TritonEngine):
     def _restart(self) -> None:
         self.burst = _LONGEST_BURST
         self._sorted: Samples | None = None
+        self._chosen = False
         self._rest, self._next_rest = 0, 1
         self._draws = np.random.default_rng(0)
 
@@ -87,20 +88,23 @@ class TruncatedEngine(TritonEngine):
         if self._rest:
             self._rest -= 1
             return self._exactly(components, count, reg_covar)
-        if self._sorted is None or self._samples is not self._sorted:
+        if not self._chosen or self._samples is not self._sorted:
             self._enter(components)
             if float(self._lists.visited()) > _LARGEST_SHARE:
                 self._tire()
+                self._sorted = None
                 return self._exactly(components, count, reg_covar)
         states, table = self._attempt(components, count, reg_covar)
+        back = self._order.argsort()
         # Written so that a loss that is not a number fails as well.
         sound = [row[2] <= self.bound for row in table]
         if False in sound:
             good = sound.index(False)
             self._tire()
             self.burst = max(_SHORTEST_BURST, self.burst // 2)
-            return self._exactly(states[good], 1, reg_covar, table[:good])
-        reached = states[-1]
+            start = truncated.reorder(states[good], back)
+            return self._exactly(start, 1, reg_covar, table[:good])
+        reached = truncated.reorder(states[-1], back)
         precisions_cholesky(reached.covariances, reached.covariance_type)
         self.record.add([row[1:] for row in table], reached)
         self.burst, self._next_rest = min(2 * self.burst, _LONGEST_BURST), 1
@@ -109,11 +113,7 @@ class TruncatedEngine(TritonEngine):
         return reached, reached.means.new_tensor([row[0] for row in table])
 
     def _exactly(
-        self,
-        components: Components,
-        count: int,
-        reg_covar: float,
-        before: Sequence[list[float]] = (),
+        self, components: Components, count: int, reg_covar: float, before: Sequence[list] = ()
     ) -> tuple[Components, Tensor]:
         """Iterations with all components, after some without."""
         reached, totals = super().iterate(components, count, reg_covar)
@@ -124,57 +124,58 @@ class TruncatedEngine(TritonEngine):
     def _tire(self) -> None:
         """Leave truncation alone for a while, longer each time."""
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
-        self._sorted = None
+        self._chosen = False
 
     def _enter(self, components: Components) -> None:
-        """Order components and samples, and choose the blocks of each tile."""
+        """Choose the blocks of each tile, of samples and components in order."""
         samples = self._samples or self._staged(components)
-        self._order = order_components(components)
-        prepared = em.prepare(truncated.reorder(components, self._order), self.mode)
-        self._shape = truncated.shape_for(samples, prepared)
-        rows, best = truncated.find(samples, prepared, self._shape)
-        place = best.argsort(stable=True)
-        self._samples = self._sorted = truncated.sort_samples(samples, place)
-        self._guess = Rows(self._samples.empty_rows())
-        self._guess.norm[: samples.n] = rows.norm[place]
-        self._choose(self._samples, prepared)
+        if samples is self._sorted:
+            prepared = self._ordered(components)
+            self._guess = em.row_pass(samples, prepared, shift=self._guess.norm)
+        else:
+            self._order = order_components(components)
+            prepared = self._ordered(components)
+            self._shape = truncated.shape_for(samples, prepared)
+            rows, best = truncated.find(samples, prepared, self._shape)
+            place = best.argsort(stable=True)
+            samples = self._samples = self._sorted = truncated.sort_samples(samples, place)
+            self._guess = Rows(samples.empty_rows())
+            self._guess.norm[: samples.n] = rows.norm[place]
+        self._choose(samples, prepared)
+
+    def _ordered(self, components: Components) -> em.Prepared:
+        return em.prepare(truncated.reorder(components, self._order), self.mode)
 
     def _choose(self, samples: Samples, prepared: em.Prepared) -> Rows:
         """Choose the blocks of each tile; the log-normalisers over all components."""
         exact, mass = truncated.weigh(samples, prepared, self._guess, self._shape)
         self._lists = truncated.choose_lists(mass, CHOSEN_SHARE * self.bound)
+        self._chosen = True
         return exact
 
     def _attempt(
         self, components: Components, count: int, reg_covar: float
     ) -> tuple[list[Components], list[list[float]]]:
-        """Components before and after each iteration; its log-likelihood and what it left out."""
-        states, found = [components], []
-        for number in range(count):
-            stats, lost = self._step(states[-1], number == count - 1)
-            new = m_step(stats, states[-1], reg_covar, check=False, mode=self.mode)
-            states.append(new)
-            found.append(torch.cat([stats.log_likelihood[None], lost]))
-        return states, torch.stack(found).tolist()
+        """Components in order before and after each iteration, and what each iteration measured.
 
-    def _step(self, components: Components, last: bool) -> tuple[Statistics, Tensor]:
-        """Statistics of the visited components about the means, and what is left out, (3,).
-
-        The log-likelihood is that of all components in the last iteration of a burst, else the
-        lower bound.
+        That is the log-likelihood (in the last iteration; in the others the lower bound) and the
+        entries of `Record.rows`.
         """
         samples = self._samples or self._staged(components)
-        prepared = em.prepare(truncated.reorder(components, self._order), self.mode)
-        exact = self._choose(samples, prepared) if last else None
-        kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
-        lost = self._loss(samples, prepared, exact, kept)
-        stats = truncated.listed_step(samples, kept, prepared, self._lists, self._shape)
-        if last:
-            missing = lost[1] * samples.n
-            stats = replace(stats, log_likelihood=stats.log_likelihood + missing)
-        self._guess = kept
-        stats = truncated.restore(stats, self._order, components.covariance_type)
-        return stats, torch.cat([lost, self._lists.visited()[None]])
+        prepared = self._ordered(components)
+        states, found = [], []
+        for number in range(count):
+            # The components may be overwritten.
+            states.append(replace(prepared.components, **_copies(prepared.components)))
+            exact = self._choose(samples, prepared) if number == count - 1 else None
+            self._guess = kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
+            lost = self._loss(samples, prepared, exact, kept)
+            sums = truncated.listed_sums(samples, kept, prepared, self._lists, self._shape)
+            prepared, total = truncated.advance(samples, kept, prepared, sums, reg_covar)
+            if exact is not None:
+                total = total + lost[1] * samples.n
+            found.append(torch.cat([total[None], lost, self._lists.visited()[None]]))
+        return [*states, prepared.components], torch.stack(found).tolist()
 
     def _loss(
         self, samples: Samples, prepared: em.Prepared, exact: Rows | None, kept: Rows
@@ -187,3 +188,9 @@ class TruncatedEngine(TritonEngine):
         start = int(self._draws.integers(step))
         exact = truncated.remeasured(samples, prepared, kept, self._shape, start, step)
         return truncated.discarded(exact, kept, samples.n) * step
+
+
+def _copies(components: Components) -> dict[str, Tensor]:
+    return {
+        name: part.clone() for name, part in vars(components).items() if name != "covariance_type"
+    }

@@ -18,8 +18,8 @@ from gmm_ivf.params import Frame
 from gmm_ivf.rows import Rows
 
 # What is left out when components are chosen, as a share of the bound: responsibilities grow until
-# they are chosen again.
-CHOSEN_SHARE = 0.1
+# they are chosen again, and each tenth less takes few components more.
+CHOSEN_SHARE = 0.02
 # With more left out it is no longer EM: k-means leaves out half and more where clusters overlap.
 LARGEST_BOUND = 0.01
 

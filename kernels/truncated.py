@@ -5,7 +5,8 @@
     rows, mass = weigh(samples, prepared, rows)          now and then: exact, at the price of all K
     lists = choose_lists(mass, share)
     kept = listed_rows(samples, prepared, lists)         each iteration: at the price of the lists
-    statistics = listed_step(samples, kept, prepared, lists)
+    sums = listed_sums(samples, kept, prepared, lists)
+    prepared, total = advance(samples, kept, prepared, sums, reg_covar)
 
 Responsibilities are normalised over the blocks of a tile's list (`kept`), so that what such EM
 improves is a lower bound on the log-likelihood; `discarded` says how far below it lies. As in
@@ -19,18 +20,20 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import listed
-from gmm_ivf.kernels.components import Components, Statistics
+from gmm_ivf.kernels.components import Components, m_step
 from gmm_ivf.kernels.launch import (
     Rows,
     Sums,
     about_means,
     check_match,
     device_limits,
+    log_total,
     specialise,
     total,
 )
-from gmm_ivf.kernels.operands import LN2, Prepared, Samples
+from gmm_ivf.kernels.operands import LN2, Prepared, Samples, prepare
 from gmm_ivf.kernels.tuning import ELEMENT_BYTES, MAX_ACCUMULATORS, Config, Problem, accumulators
+from gmm_ivf.kernels.update import UPDATED_TYPES, update
 
 # Programs of the accumulation per multiprocessor.
 WAVES = 6
@@ -79,12 +82,18 @@ def shape_for(samples: Samples, prepared: Prepared) -> Config:
     shared = device_limits(samples.values.device)[1]
     kind, mode = prepared.components.covariance_type, prepared.mode
     k, block_d = prepared.linear.shape[1:]
-    row = ELEMENT_BYTES[mode] * block_d * (2 if mode == "fp16x3" else 1)
+    size = ELEMENT_BYTES[mode]
+    row = size * block_d * (2 if mode == "fp16x3" else 1)
+    # Squares are made of a tile; products in tf32 want their operands laid out another way.
+    copies = (2 if kind == "diag" else 0) + (2 if mode == "tf32" else 0)
     problem = Problem("moment", kind, mode, k, block_d)
     for shape in SHAPES:
-        streamed = row * (shape.block_n + shape.block_k) * shape.num_stages
-        needed = streamed * (2 if kind == "diag" else 1) + 4 * shape.block_n * shape.block_k
-        if needed <= shared and accumulators(problem, shape) <= MAX_ACCUMULATORS:
+        streamed = row * (shape.block_n + shape.block_k * (2 if kind == "diag" else 1))
+        made = copies * size * block_d * shape.block_n + 2 * size * shape.block_n * shape.block_k
+        if (
+            streamed * shape.num_stages + made <= shared
+            and accumulators(problem, shape) <= MAX_ACCUMULATORS
+        ):
             return shape
     return SHAPES[-1]
 
@@ -95,22 +104,14 @@ def block_count(prepared: Prepared, shape: Config) -> int:
 
 
 def reorder(components: Components, order: Tensor) -> Components:
-    """The same components in another order."""
-    tied = components.covariance_type == "tied"
-    return Components(
-        components.covariance_type,
-        components.weights[order],
-        components.means[order],
-        components.covariances if tied else components.covariances[order],
-        components.precisions_cholesky if tied else components.precisions_cholesky[order],
-    )
-
-
-def restore(stats: Statistics, order: Tensor, covariance_type: str) -> Statistics:
-    """Statistics of reordered components in the order from before."""
-    back = order.argsort()
-    s2 = stats.s2 if covariance_type == "tied" else stats.s2[back]
-    return replace(stats, s0=stats.s0[back], s1=stats.s1[back], s2=s2)
+    """A copy of the components in another order."""
+    c = components
+    covariances, factors = c.covariances, c.precisions_cholesky
+    if c.covariance_type == "tied":
+        covariances, factors = covariances.clone(), factors.clone()
+    else:
+        covariances, factors = covariances[order], factors[order]
+    return Components(c.covariance_type, c.weights[order], c.means[order], covariances, factors)
 
 
 def sort_samples(samples: Samples, order: Tensor) -> Samples:
@@ -289,8 +290,27 @@ def listed_sums(
     return Sums(total(s0, prepared), first, second)
 
 
-def listed_step(
-    samples: Samples, kept: Rows, prepared: Prepared, lists: Lists, shape: Config
-) -> Statistics:
-    """Sufficient statistics about the means; `log_likelihood` is the lower bound of `kept`."""
-    return about_means(samples, kept, prepared, listed_sums(samples, kept, prepared, lists, shape))
+def advance(
+    samples: Samples, kept: Rows, prepared: Prepared, sums: Sums, reg_covar: float
+) -> tuple[Prepared, Tensor]:
+    """Components of the next iteration, and the lower bound of this one.
+
+    Parameters
+    ----------
+    samples, kept, prepared, sums
+        Those of this iteration; the components in `prepared` may be overwritten.
+    reg_covar : float
+        Added to the diagonal of each covariance, in squared units of the samples.
+
+    Returns
+    -------
+    prepared : Prepared
+    total : Tensor, float64 scalar
+        Log-likelihood of the listed components.
+    """
+    if prepared.components.covariance_type in UPDATED_TYPES:
+        update(samples, prepared, sums, sums.count.new_full((1,), reg_covar))
+        return prepared, log_total(samples, kept)
+    stats = about_means(samples, kept, prepared, sums)
+    new = m_step(stats, prepared.components, reg_covar, check=False, mode=prepared.mode)
+    return prepare(new, prepared.mode), stats.log_likelihood

@@ -35,7 +35,7 @@ def blobs(n: int, d: int, k: int, spread: float, seed: int = 0) -> np.ndarray:
 
 
 def fit(x: np.ndarray, k: int, **options) -> GaussianMixture:
-    options = {"max_iter": 6, "tol": 0, "reg_covar": 0.01, "random_state": 0} | options
+    options = {"max_iter": 4, "tol": 0, "reg_covar": 0.01, "random_state": 0} | options
     options = {"precision": "fp16x3"} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -58,16 +58,16 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", KERNELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_separated_clusters_end_as_in_exact_em(device, kind, small_tiles):
-    x = blobs(100, 5, 40, 12.0)
+    x = blobs(64, 5, 33, 12.0)
     options = {"covariance_type": kind, "device": device, "backend": "triton"}
-    exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-4, **options)
+    exact, cut = fit(x, 33, **options), fit(x, 33, truncation=1e-4, **options)
     report = cut.fit_report_
-    assert cut.n_iter_ == exact.n_iter_ == 6
+    assert cut.n_iter_ == exact.n_iter_ == 4
     assert abs(cut.lower_bound_ - exact.lower_bound_) < 1e-4
     assert abs(cut.score(x) - exact.score(x)) < 1e-4
     np.testing.assert_allclose(cut.lower_bounds_, exact.lower_bounds_, atol=2e-4)
     for name in ("discarded_mass", "discarded_nats", "visited_share"):
-        assert len(report[name]) == 6
+        assert len(report[name]) == 4
     assert max(report["discarded_nats"]) <= 1e-4
     assert max(report["visited_share"]) < 0.9
     assert report["exact_iterations"] == 0
@@ -77,11 +77,11 @@ def test_separated_clusters_end_as_in_exact_em(device, kind, small_tiles):
 
 @pytest.mark.parametrize("device", KERNELS)
 def test_overlapping_clusters_take_the_exact_path(device, small_tiles):
-    x = blobs(100, 2, 40, 0.5)
-    options = {"device": device, "backend": "triton", "max_iter": 10}
-    exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-6, **options)
-    assert cut.fit_report_["exact_iterations"] == 10
-    assert cut.fit_report_["visited_share"] == [1.0] * 10
+    x = blobs(64, 2, 33, 0.5)
+    options = {"device": device, "backend": "triton", "max_iter": 6}
+    exact, cut = fit(x, 33, **options), fit(x, 33, truncation=1e-6, **options)
+    assert cut.fit_report_["exact_iterations"] == 6
+    assert cut.fit_report_["visited_share"] == [1.0] * 6
     assert abs(cut.lower_bound_ - exact.lower_bound_) < 1e-4
 
 
@@ -91,10 +91,10 @@ def test_lists_that_are_too_short_are_caught(device, small_tiles, monkeypatch):
     from gmm_ivf import truncated_engine
 
     monkeypatch.setattr(truncated_engine, "CHOSEN_SHARE", 1e6)
-    x = blobs(100, 3, 40, 2.0)
-    options = {"device": device, "backend": "triton", "max_iter": 5}
-    exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-4, **options)
-    assert cut.fit_report_["exact_iterations"] == 5
+    x = blobs(64, 3, 33, 2.0)
+    options = {"device": device, "backend": "triton", "max_iter": 3}
+    exact, cut = fit(x, 33, **options), fit(x, 33, truncation=1e-4, **options)
+    assert cut.fit_report_["exact_iterations"] == 3
     np.testing.assert_allclose(cut.lower_bounds_, exact.lower_bounds_, atol=1e-4)
     np.testing.assert_allclose(cut.means_, exact.means_, atol=2e-2)
 
@@ -113,9 +113,9 @@ def test_the_first_iteration_that_exceeds_the_bound_is_done_exactly(
         return measure(*args) + (2e-4 if len(calls) == 3 else 0.0)
 
     monkeypatch.setattr(TruncatedEngine, "_loss", third_exceeds)
-    x = blobs(100, 5, 40, 12.0)
+    x = blobs(64, 5, 33, 12.0)
     options = {"device": device, "backend": "triton", "max_iter": 9}
-    exact, cut = fit(x, 40, **options), fit(x, 40, truncation=1e-4, **options)
+    exact, cut = fit(x, 33, **options), fit(x, 33, truncation=1e-4, **options)
     share = np.array(cut.fit_report_["visited_share"])
     assert (share == 1).tolist() == [False, False, *[True] * 5, False, False]
     assert cut.fit_report_["exact_iterations"] == 5
@@ -126,8 +126,8 @@ def test_the_first_iteration_that_exceeds_the_bound_is_done_exactly(
 @pytest.mark.parametrize("device", KERNELS)
 def test_hard_assignment_does_not_pass(device, small_tiles):
     """k-means on overlapping clusters loses far more than the bound; truncated EM does not."""
-    x = blobs(200, 2, 8, 0.7)
-    options = {"device": device, "backend": "triton", "max_iter": 8}
+    x = blobs(100, 2, 8, 0.7)
+    options = {"device": device, "backend": "triton", "max_iter": 4}
     exact, cut = fit(x, 8, **options), fit(x, 8, truncation=1e-4, **options)
     resp = exact.predict_proba(x)
     assert -np.log(resp.max(axis=1)).mean() > 0.1
@@ -136,9 +136,9 @@ def test_hard_assignment_does_not_pass(device, small_tiles):
 
 @pytest.mark.parametrize("device", KERNELS)
 def test_repeated_fits_are_equal_bit_by_bit(device, small_tiles):
-    x = blobs(100, 5, 40, 6.0)
+    x = blobs(64, 5, 33, 6.0)
     one, two = (
-        fit(x, 40, device=device, backend="triton", truncation=1e-3, n_init=2, max_iter=3)
+        fit(x, 33, device=device, backend="triton", truncation=1e-3, n_init=2, max_iter=2)
         for _ in range(2)
     )
     np.testing.assert_array_equal(one.means_, two.means_)
