@@ -6,6 +6,7 @@ import numpy as np
 
 from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._faiss import faiss, raw
+from gmm_ivf._list_data import structure
 from gmm_ivf._vectors import spans
 
 
@@ -43,19 +44,11 @@ def check_in_memory(ivf: Any) -> None:
 
 def template_bytes(ivf: Any) -> np.ndarray:
     """A serialised index without its entries and search options: centroids and codec, uint8."""
-    lists, owned = ivf.invlists, ivf.own_invlists
-    entries, nprobe = ivf.ntotal, ivf.nprobe
-    empty = faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size)
-    # Ownership is given up first: FAISS frees lists that it owns when others replace them.
-    ivf.own_invlists = False
+    nprobe, ivf.nprobe = ivf.nprobe, 1
     try:
-        ivf.replace_invlists(empty, False)
-        ivf.ntotal, ivf.nprobe = 0, 1
-        return faiss.serialize_index(ivf)
+        return structure(ivf, ivf)
     finally:
-        ivf.own_invlists = False
-        ivf.replace_invlists(lists, owned)
-        ivf.ntotal, ivf.nprobe = entries, nprobe
+        ivf.nprobe = nprobe
 
 
 class EntryMap:
