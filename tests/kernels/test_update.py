@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from triton import knobs
 
+from gmm_ivf import GaussianMixture
 from gmm_ivf.kernels import em, loop
 from gmm_ivf.kernels.blocks import LIFT
 from gmm_ivf.kernels.components import Components, m_step
@@ -221,3 +222,20 @@ def test_a_graph_gives_the_same_bits_and_repeats(mixture, kind, mode, monkeypatc
         assert torch.equal(totals, results[0][0])
         for name in ("weights", "means", "covariances", "precisions_cholesky"):
             assert torch.equal(getattr(reached, name), getattr(results[0][1], name)), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no GPU")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", loop.CAPTURED_TYPES)
+def test_a_fit_with_graphs_is_the_fit_without(mixture, kind, monkeypatch):
+    x = mixture(kind, n=5000, k=20, d=10)[0].float()
+    options = {"covariance_type": kind, "random_state": 0, "tol": 0, "max_iter": 13}
+    fits = []
+    for types in (loop.CAPTURED_TYPES, loop.CAPTURED_TYPES, ()):
+        monkeypatch.setattr(loop, "CAPTURED_TYPES", types)
+        fits.append(GaussianMixture(20, device="cuda", backend="triton", **options).fit(x))
+    for other in fits[1:]:
+        assert other.lower_bounds_ == fits[0].lower_bounds_
+        for name in ("weights_", "means_", "covariances_"):
+            assert (getattr(other, name) == getattr(fits[0], name)).all(), name
