@@ -81,8 +81,8 @@ def stamp(threads: int, device: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        JSON types only. ``commit`` is None outside a git checkout and ends in "-dirty" when
-        tracked files differ from it.
+        JSON types only. ``commit`` ends in "-dirty" when tracked files differ from it; outside a
+        git checkout it is what the environment variable GIT_COMMIT says, or None.
     """
     faiss = require_faiss() if find_spec("faiss") else None
     gpu = None
@@ -127,7 +127,7 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[1]
     # Without this check git would search upwards and name the commit of somebody else's project.
     if not (root / ".git").exists():
-        return None
+        return os.environ.get("GIT_COMMIT")
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

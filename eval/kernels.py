@@ -159,7 +159,6 @@ def _contenders(args: argparse.Namespace, device: Any) -> "tuple[tuple[Contender
 def _environment(threads: int, device: str) -> dict[str, Any]:
     """The stamp of this machine, with triton and the rivals."""
     environment = stamp(threads, device)
-    environment["commit"] = environment["commit"] or os.environ.get("GIT_COMMIT")
     for name in _PACKAGES:
         try:
             environment["packages"][name] = version(name)

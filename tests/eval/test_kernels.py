@@ -113,7 +113,8 @@ def test_quick_run_end_to_end(tmp_path, capsys):
         assert (row.status, row.reason) == ("ok", "")
         assert row.ms is not None and row.share_of_floor is not None and row.nats_max is not None
         assert row.ms > 0
-        assert 0 < row.share_of_floor < 1
+        # No upper bound: beside other work the floor, timed alone, may come out too slow.
+        assert row.share_of_floor > 0
         assert row.nats_max < 1e-3
         assert row.environment["packages"]["torch"] == torch.__version__
     assert all(row.repeats for row in measured if row.contender == "torch")

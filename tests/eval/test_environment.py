@@ -1,0 +1,11 @@
+"""What is written beside a measurement."""
+
+from gmm_ivf.eval import environment
+
+
+def test_outside_a_checkout_the_commit_is_what_the_user_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "eval" / "environment.py"))
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
+    assert environment.stamp(1, "cpu")["commit"] is None
+    monkeypatch.setenv("GIT_COMMIT", "abc1234")
+    assert environment.stamp(1, "cpu")["commit"] == "abc1234"
