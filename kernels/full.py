@@ -22,70 +22,95 @@ from gmm_ivf.kernels.operands import (
     full_panel,
 )
 from gmm_ivf.kernels.passes import NORMALISE, Chunks, Moments
+from gmm_ivf.kernels.tuning import Config
 
-# Scratch for the logits of a chunk, and the rows that it has at least and at most.
-LOGIT_BYTES = 64 << 20
-MIN_CHUNK = 16384
-MAX_CHUNK = 1 << 17
-# Panels up to which the rows of a tile stay on chip: 128 features.
+# Scratch for the logits of a chunk, and the rows that it has at least.
+LOGIT_BYTES = 128 << 20
+MIN_CHUNK = 8192
+# Panels up to which the rows of a tile stay on chip: 128 features. Tiles of rows, the programs that
+# share the registers of a multiprocessor, and more warps where a panel is twice as wide.
 RESIDENT_PANELS = 2
 DISTANCE: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+DISTANCE_RESIDENT = 3
+WIDE_WARPS = 8
 # Float32 products run on the ordinary units, which large tiles make spill.
 DISTANCE_FP32: dict[str, Any] = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
-SHARE: dict[str, Any] = {"BLOCK_N": 512, "num_warps": 4}
+SHARE: dict[str, Any] = {"BLOCK_N": 1024, "num_warps": 4}
+# Sums about the origin, whose responsibilities lie component by component.
+SUM = Config(64, 64, 4, 4)
 # Features of a tile of the scatter, and the components that one tile of samples serves in half
 # precision; where it is split into two parts, or centred twice, one has the registers to itself.
 SCATTER_BLOCK = 64
 SCATTER: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
 LIST_GROUP = 2
+# Programs of the scatter wanted per multiprocessor.
+SCATTER_WAVES = 6
 # Rows and columns of a tile of the scatter about the means.
 CENTRE_BLOCK = 32
-# Programs of the distances that a multiprocessor holds at a time; half of them are the least.
-DISTANCE_WAVES = 3
-# Programs of the scatter wanted per multiprocessor.
-SCATTER_WAVES = 3
 
 
-def distance_flags(prepared: Prepared, d: int, shared_limit: int) -> dict[str, Any]:
-    """Block sizes of the distances: rows on chip where they fit, else streamed."""
-    mode, width = prepared.mode, full_panel(d)
-    flags = dict(DISTANCE_FP32 if mode == "fp32" else DISTANCE)
+def distance_plan(prepared: Prepared, d: int, shared_limit: int) -> tuple[dict[str, Any], int]:
+    """Flags of the distances, and how many of their programs a multiprocessor holds.
+
+    Rows stay on chip where they fit, with a pipeline as long as fits too, else they are streamed.
+    """
+    width, fp32 = full_panel(d), prepared.mode == "fp32"
+    flags = dict(DISTANCE_FP32 if fp32 else DISTANCE)
     panels = -(-d // width)
-    item = prepared.quadratic.itemsize * prepared.quadratic.shape[0]
     pairs = panels * (panels + 1) // 2
+    item = prepared.quadratic.itemsize * prepared.quadratic.shape[0]
     tile = width * width * full_group(d) * item
     rows = flags["BLOCK_N"] * width * item
     for stages in (flags["num_stages"], 2):
-        if panels <= RESIDENT_PANELS and rows * pairs + stages * pairs * tile <= shared_limit:
-            return {**flags, "PANELS": panels, "num_stages": stages}
-    return {**flags, "PANELS": 0}
+        needed = rows * pairs + stages * pairs * tile
+        if panels <= RESIDENT_PANELS and needed <= shared_limit:
+            if full_group(d) * width > 64 and not fp32:
+                flags["num_warps"] = WIDE_WARPS
+            resident = min(DISTANCE_RESIDENT, shared_limit // needed)
+            return {**flags, "PANELS": panels, "num_stages": stages}, resident
+    return {**flags, "PANELS": 0}, 2
+
+
+def chunk_rows(rows: int, components: int, wave: int) -> int:
+    """Rows of a chunk: as many waves of programs as the logits have room for.
+
+    A last wave that is not full costs as much as one that is. Without room for one wave the chunk
+    is a part of it, for whose rows the components are split.
+    """
+    fit = max(MIN_CHUNK, LOGIT_BYTES // (4 * components))
+    chunk = fit // wave * wave if fit >= wave else wave // -(-wave // fit)
+    return min(rows, -(-chunk // ROW_STEP) * ROW_STEP)
 
 
 class FullSweep(Chunks):
     """Scratch of a sweep for full covariances, and the launches that fill it."""
 
     def __init__(self, samples: Samples, prepared: Prepared, configs: Configs):
-        components = prepared.components.means.shape[0]
-        self.components = -(-components // FULL_STEP) * FULL_STEP
+        half, d = prepared.mode in HALF_MODES, samples.n_features
+        self.components = -(-prepared.components.means.shape[0] // FULL_STEP) * FULL_STEP
+        _, shared, multiprocessors = device_limits(samples.values.device)
+        self.flags, resident = distance_plan(prepared, d, shared)
+        programs = multiprocessors * resident
         rows = samples.values.shape[1] - ROW_STEP
-        fit = LOGIT_BYTES // (4 * self.components)
-        count = -(-rows // min(MAX_CHUNK, max(MIN_CHUNK, fit)))
-        super().__init__(samples, prepared, configs, -(-rows // count) + ROW_STEP - 1)
-        half = prepared.mode in HALF_MODES
+        chunk = chunk_rows(rows, self.components, programs * self.flags["BLOCK_N"])
+        if configs is None and half:
+            configs = {"sum": SUM}
+        super().__init__(samples, prepared, configs, chunk)
+        # Components of a split: all of them where the tiles of rows are enough programs.
+        splits = max(1, programs * self.flags["BLOCK_N"] // self.chunk)
+        step = FULL_STEP * full_group(d)
+        self.span = -(-self.components // splits // step) * step
         # Half precision lists what it does not round to zero, float32 what may show in its sums.
         self.least = 0.0 if half else 2.0 ** (covariance.LIST_LIFT - 48)
         self.group = LIST_GROUP if half else 1
         self.groups = self.components // self.group
-        self.side = -(-samples.n_features // SCATTER_BLOCK) * SCATTER_BLOCK
-        tiles = self.side // SCATTER_BLOCK
-        device = samples.values.device
-        wanted = SCATTER_WAVES * device_limits(device)[2] // (self.groups * tiles)
+        self.side = -(-d // SCATTER_BLOCK) * SCATTER_BLOCK
+        wanted = SCATTER_WAVES * multiprocessors // (self.groups * (self.side // SCATTER_BLOCK))
         self.slab = -(-self.chunk // max(1, wanted) // ROW_STEP) * ROW_STEP
-        self.flags = distance_flags(prepared, samples.n_features, device_limits(device)[1])
-        self._allocate(samples.values.dtype if half else torch.float32, device)
+        self._allocate(samples.values.dtype if half else torch.float32)
 
-    def _allocate(self, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (self.components, self.chunk)
+    def _allocate(self, dtype: torch.dtype) -> None:
+        shape, device = (self.components, self.chunk), self.samples.values.device
         self._logits = torch.empty(shape, dtype=torch.float32, device=device)
         self.resp = torch.empty(self.k, self.chunk, dtype=dtype, device=device)
         # Components past the last are never written.
@@ -97,11 +122,6 @@ class FullSweep(Chunks):
         self.index = torch.empty(size, dtype=torch.int32, device=device)
         slabs = -(-self.chunk // self.slab)
         self.count = torch.empty(self.groups, slabs, dtype=torch.int32, device=device)
-        # Splits of the components, where there are few tiles of rows.
-        step = FULL_STEP * full_group(self.samples.n_features)
-        tiles = self.chunk // self.flags["BLOCK_N"]
-        wanted = -(-DISTANCE_WAVES * device_limits(device)[2] // (2 * tiles))
-        self.span = -(-self.components // wanted // step) * step
         splits = -(-self.components // self.span)
         self._top = torch.empty(splits, self.chunk, dtype=torch.float32, device=device)
         self._total = torch.empty_like(self._top)

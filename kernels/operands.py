@@ -250,7 +250,7 @@ def full_panel(d: int) -> int:
 
 def full_group(d: int) -> int:
     """Components side by side in a panel."""
-    return (128 if d > 128 else 64) // full_panel(d)
+    return (128 if d > 64 else 64) // full_panel(d)
 
 
 def _prepare_full(c: Components, mode: str) -> Prepared:

@@ -121,8 +121,7 @@ def test_separated_components_share_few_rows() -> None:
 
 
 def test_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full, "MIN_CHUNK", 256)
-    monkeypatch.setattr(full, "LOGIT_BYTES", 0)
+    monkeypatch.setattr(full, "chunk_rows", lambda rows, components, wave: 256)
     x, components = make_case(600, 3, 17)
     sweep = full.FullSweep(em.stage(x, "fp16"), em.prepare(components, "fp16"), None)
     assert len(sweep.chunks()) == 3
@@ -187,8 +186,24 @@ def test_block_sizes_fit_the_shared_memory() -> None:
     """A small GPU streams rows that a large one keeps on chip."""
     _, components = make_case(1, 2, 128)
     prepared = em.prepare(components, "fp16")
-    assert full.distance_flags(prepared, 128, 227 << 10)["PANELS"] == 2
-    assert full.distance_flags(prepared, 128, 90 << 10)["PANELS"] == 0
+    assert full.distance_plan(prepared, 128, 227 << 10)[0]["PANELS"] == 2
+    assert full.distance_plan(prepared, 128, 99 << 10)[0]["PANELS"] == 0
+    _, components = make_case(1, 2, 64)
+    flags, resident = full.distance_plan(em.prepare(components, "fp16"), 64, 227 << 10)
+    assert (flags["PANELS"], flags["num_stages"], resident) == (2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "components", "wanted"),
+    [
+        (1 << 20, 256, 101376),  # two waves of 50,688 rows
+        (1 << 20, 1024, 25344),  # half a wave, with the components in two splits
+        (1 << 20, 16384, 7424),
+        (20224, 256, 20224),
+    ],
+)
+def test_chunks_are_whole_waves_of_programs(rows: int, components: int, wanted: int) -> None:
+    assert full.chunk_rows(rows, components, 132 * 3 * 128) == wanted
 
 
 @pytest.mark.gpu
