@@ -14,6 +14,7 @@ from gmm_ivf.kernels.update import UPDATED_TYPES, update
 
 # Covariance types of whose iterations no part waits for the host, or chooses its shapes by values.
 CAPTURED_TYPES = ("spherical", "diag", "tied")
+_PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
 
 
 class Loop:
@@ -103,19 +104,16 @@ class Loop:
 
 
 def _copy(components: Components) -> Components:
-    c = components
-    parts = (c.weights, c.means, c.covariances, c.precisions_cholesky)
+    parts = (getattr(components, name) for name in _PARAMETERS)
     copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
-    return Components(c.covariance_type, *copies)
-
-
-def _tensors(prepared: Prepared) -> list[Tensor]:
-    """All tensors of prepared components, each once."""
-    parts = [*vars(prepared.components).values(), *vars(prepared).values()]
-    return list({id(part): part for part in parts if isinstance(part, Tensor)}.values())
+    return Components(components.covariance_type, *copies)
 
 
 def _overwrite(prepared: Prepared, new: Prepared) -> None:
     """Copy the values of `new`."""
-    for old, fresh in zip(_tensors(prepared), _tensors(new), strict=True):
-        old.copy_(fresh)
+    for name in _PARAMETERS:
+        getattr(prepared.components, name).copy_(getattr(new.components, name))
+    for name in ("linear", "tail", "gain", "offset"):
+        getattr(prepared, name).copy_(getattr(new, name))
+    if prepared.quadratic is not prepared.linear:
+        prepared.quadratic.copy_(new.quadratic)
