@@ -15,6 +15,7 @@ if (_root / "pyproject.toml").is_file():
     __path__.append(str(_root))
 
 _HOME = {
+    "CellOptions": "gmm_ivf.cells",
     "GMMQuantizer": "gmm_ivf.quantizer",
     "GaussianMixture": "gmm_ivf.estimator",
     "IndexIVFGMM": "gmm_ivf.index",
@@ -25,6 +26,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CellOptions",
     "GMMQuantizer",
     "GaussianMixture",
     "IndexIVFGMM",

@@ -1,0 +1,70 @@
+"""What layout "cells" learned, as arrays for a file and back."""
+
+import numpy as np
+
+from gmm_ivf._cell_table import Moments, Shape
+from gmm_ivf._links import Links
+
+
+def shape_arrays(shape: Shape) -> dict[str, np.ndarray]:
+    """Arrays of one dimension."""
+    return {
+        "neighbours": shape.links.neighbours.ravel(),
+        "merged": shape.merged.astype(np.uint8).ravel(),
+        "edges_of_bins": shape.edges_of_bins.ravel(),
+        "directions": shape.directions.ravel(),
+    }
+
+
+def moment_arrays(moments: Moments) -> dict[str, np.ndarray]:
+    """Arrays of one dimension."""
+    return {
+        "cells": moments.cells,
+        "counts": moments.counts,
+        "moments": moments.means.ravel(),
+    }
+
+
+def shape_of_arrays(means: np.ndarray, arrays: dict[str, np.ndarray]) -> tuple[Shape, Moments]:
+    """The inverse of both, over a table of means.
+
+    Raises
+    ------
+    ValueError
+        When an array is of another type or size, or holds numbers that cannot be.
+    """
+    nlist, d = means.shape
+    neighbours = _matrix(arrays, "neighbours", nlist, np.int32)
+    merged = _matrix(arrays, "merged", nlist, np.uint8)
+    edges = _matrix(arrays, "edges_of_bins", nlist, np.float32)
+    directions = _array(arrays, "directions", np.float32)
+    if merged.shape != neighbours.shape or directions.size % d:
+        raise ValueError("the links, or the directions of sketches, have the wrong size.")
+    if neighbours.size and not 0 <= neighbours.min() <= neighbours.max() < nlist:
+        raise ValueError(f"neighbours must be lists in [0, {nlist}).")
+    links = Links.of_neighbours(means, neighbours)
+    shape = Shape(links, merged.astype(bool), edges, directions.reshape(-1, d))
+    cells, counts = _array(arrays, "cells", np.int64), _array(arrays, "counts", np.int64)
+    values = _array(arrays, "moments", np.float32)
+    width = 3 + len(shape.directions)
+    if len(counts) != len(cells) or values.size != len(cells) * width:
+        raise ValueError("counts and moments must belong to the cells, one row each.")
+    top = nlist * shape.per_component
+    ascending = (cells[1:] > cells[:-1]).all() and (counts > 0).all()
+    if not ascending or (len(cells) and not 0 <= cells[0] <= cells[-1] < top):
+        raise ValueError(f"cells must be ascending numbers in [0, {top}), none of them empty.")
+    return shape, Moments(cells, counts, values.reshape(-1, width))
+
+
+def _array(arrays: dict[str, np.ndarray], name: str, dtype: type) -> np.ndarray:
+    array = np.array(arrays[name])
+    if array.dtype != dtype or array.ndim != 1 or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be a finite array of {np.dtype(dtype)} and one dimension.")
+    return array
+
+
+def _matrix(arrays: dict[str, np.ndarray], name: str, rows: int, dtype: type) -> np.ndarray:
+    array = _array(arrays, name, dtype)
+    if array.size % rows:
+        raise ValueError(f"{name} must have {rows} rows; it has {array.size} numbers.")
+    return array.reshape(rows, -1)

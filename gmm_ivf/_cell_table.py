@@ -1,0 +1,237 @@
+"""What is known of each cell: means over its vectors, from which queries rank it.
+
+A vector x of component i goes to the edge from mean i to a linked mean j that takes most off its
+residual, and by the length of what is left to one of a few bins. Such a cell has a point on the
+edge, ``s = (1-a) mu_i + a mu_j``, with a the mean fraction of its vectors, and
+``|q-s|^2 = (1-a) |q-mu_i|^2 + a |q-mu_j|^2 - a (1-a) |mu_i-mu_j|^2``. The mean g of its vectors
+lies off the edge; a sketch ``z = V (g - s)`` in a few directions V corrects for that:
+``|q-s-V'z|^2 = |q-s|^2 - 2 <V q, z> + 2 <V s, z> + |z|^2``. To either, a part of the mean squared
+distance of the vectors from that point is added.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gmm_ivf._links import Links
+
+# Columns of the moments of a cell: |x - mu_i|^2, fraction on the edge, norm of x; then its sketch.
+_SQUARED, _FRACTION, _NORM, _SKETCH = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which cells there can be, and which directions their sketches have.
+
+    A cell is numbered ``(i * (L + 1) + column) * bins + bin``; column L takes what has no edge.
+
+    Attributes
+    ----------
+    links : Links
+    merged : ndarray of shape (K, L), bool
+        Links whose vectors go to column L.
+    edges_of_bins : ndarray of shape (K, bins - 1), float32
+        Squared residuals that part the bins.
+    directions : ndarray of shape (t, d), float32
+        Orthonormal.
+    """
+
+    links: Links
+    merged: np.ndarray
+    edges_of_bins: np.ndarray
+    directions: np.ndarray
+
+    @property
+    def bins(self) -> int:
+        """Bins of each link."""
+        return self.edges_of_bins.shape[1] + 1
+
+    @property
+    def per_component(self) -> int:
+        """Cells that a component may have."""
+        return (self.links.count + 1) * self.bins
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all but the means."""
+        arrays = (self.merged, self.edges_of_bins, self.directions)
+        return self.links.nbytes + sum(array.nbytes for array in arrays)
+
+    def place(self, points: np.ndarray, own: np.ndarray, norms: np.ndarray):
+        """Cells of some vectors within their components, and the moments of each vector.
+
+        Parameters
+        ----------
+        points : ndarray of shape (n, d), float32
+        own : ndarray of shape (n,), int64
+            Their components.
+        norms : ndarray of shape (n,), float32
+            Lengths that `points` had before they were normalised, 1 if they were not.
+
+        Returns
+        -------
+        local : ndarray of shape (n,), int32
+        moments : ndarray of shape (n, 3 + t), float32
+        """
+        from gmm_ivf._cell_assign import best_edges
+
+        column = np.empty(len(points), np.int32)
+        fraction = np.empty(len(points), np.float32)
+        order = np.argsort(own, kind="stable")
+        links = self.links
+        best_edges(points, own, links.means, links.neighbours, links.gaps, order, column, fraction)
+        on_edge = column < links.count
+        on_edge[on_edge] = ~self.merged[own[on_edge], column[on_edge]]
+        column[~on_edge], fraction[~on_edge] = links.count, 0
+        residuals = points - links.means[own]
+        moments = np.empty((len(points), _SKETCH + len(self.directions)), np.float32)
+        moments[:, _SQUARED] = np.einsum("nd,nd->n", residuals, residuals)
+        moments[:, _FRACTION], moments[:, _NORM] = fraction, norms
+        moments[:, _SKETCH:] = residuals @ self.directions.T
+        gaps = np.zeros(len(points), np.float32)
+        gaps[on_edge] = links.gaps[own[on_edge], column[on_edge]]
+        along = np.clip(fraction, 0, 1)
+        left = moments[:, _SQUARED] - (2 * fraction - along) * along * gaps
+        bins = (left[:, None] > self.edges_of_bins[own]).sum(axis=1)
+        return (column * self.bins + bins).astype(np.int32), moments
+
+
+@dataclass
+class Moments:
+    """Mean moments of the vectors that were ever put in each cell.
+
+    Attributes
+    ----------
+    cells : ndarray of shape (m,), int64
+        Numbers of those cells, ascending.
+    counts : ndarray of shape (m,), int64
+    means : ndarray of shape (m, 3 + t), float32
+    """
+
+    cells: np.ndarray
+    counts: np.ndarray
+    means: np.ndarray
+
+    @classmethod
+    def none(cls, width: int) -> "Moments":
+        """No cell; `width` is 3 + t."""
+        empty = np.empty(0, np.int64)
+        return cls(empty, empty.copy(), np.empty((0, width), np.float32))
+
+    @classmethod
+    def of(cls, cells: np.ndarray, moments: np.ndarray) -> "Moments":
+        """Of vectors in these cells, one row each."""
+        order = np.argsort(cells, kind="stable")
+        numbers, starts = np.unique(cells[order], return_index=True)
+        counts = np.diff(np.append(starts, len(cells)))
+        sums = np.add.reduceat(moments[order].astype(np.float64), starts) if len(cells) else moments
+        return cls(numbers, counts, (sums / np.maximum(counts, 1)[:, None]).astype(np.float32))
+
+    def joined(self, other: "Moments") -> "Moments":
+        """Those of the vectors of both."""
+        cells = np.union1d(self.cells, other.cells)
+        counts = np.zeros(len(cells), np.int64)
+        sums = np.zeros((len(cells), self.means.shape[1]))
+        for part in (self, other):
+            where = np.searchsorted(cells, part.cells)
+            counts[where] += part.counts
+            sums[where] += part.counts[:, None] * part.means.astype(np.float64)
+        return Moments(cells, counts, (sums / np.maximum(counts, 1)[:, None]).astype(np.float32))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory."""
+        return self.cells.nbytes + self.counts.nbytes + self.means.nbytes
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """Cells that hold entries, in the order in which they lie in the lists.
+
+    Attributes
+    ----------
+    cells : ndarray of shape (C,), int64
+        Their numbers, ascending.
+    sizes, begins : ndarray of shape (C,), int64
+        Entries, and the place of the first in the list of its component.
+    """
+
+    cells: np.ndarray
+    sizes: np.ndarray
+    begins: np.ndarray = field(repr=False)
+
+    @classmethod
+    def of_sorted(cls, cells: np.ndarray, per_component: int) -> "Occupied":
+        """Of the cells of all entries, list after list, ascending."""
+        first = np.ones(len(cells), bool)
+        first[1:] = cells[1:] != cells[:-1]
+        starts = np.flatnonzero(first)
+        numbers = cells[starts]
+        own = numbers // per_component
+        head = np.searchsorted(own, own)  # First cell of the same component.
+        return cls(numbers, np.diff(np.append(starts, len(cells))), starts - starts[head])
+
+
+def ranked_cells(
+    shape: Shape, moments: Moments, occupied: Occupied, weight: float, is_product: bool
+) -> Any:
+    """What the compiled ranking reads, a `gmm_ivf._cell_ranking.Ranked`.
+
+    Parameters
+    ----------
+    shape : Shape
+    moments : Moments
+        Of all occupied cells, and perhaps of others.
+    occupied : Occupied
+    weight : float
+        Part of the mean squared residual that counts.
+    is_product : bool
+        Whether distances are negative inner products with unit vectors: half a squared distance
+        less 1, times the mean norm of the cell.
+    """
+    from gmm_ivf._cell_ranking import Ranked
+
+    links = shape.links
+    means = moments.means[np.searchsorted(moments.cells, occupied.cells)].astype(np.float64)
+    own, local = np.divmod(occupied.cells, shape.per_component)
+    column = local // shape.bins
+    on_edge = column < links.count
+    link, gap = own.copy(), np.zeros(len(own))
+    link[on_edge] = links.neighbours[own[on_edge], column[on_edge]]
+    gap[on_edge] = links.gaps[own[on_edge], column[on_edge]]
+    a = np.clip(means[:, _FRACTION], 0, 1)
+    at_means = links.means @ shape.directions.T
+    sketch = means[:, _SKETCH:] - a[:, None] * (at_means[link] - at_means[own])
+    at_point = (1 - a)[:, None] * at_means[own] + a[:, None] * at_means[link]
+    square = np.einsum("ct,ct->c", sketch, sketch)
+    left = np.maximum(means[:, _SQUARED] - a * gap * (2 * means[:, _FRACTION] - a), 0)
+    spread = np.maximum(left - square, 0)
+    if is_product:
+        scale = means[:, _NORM]
+        near, far, factor = scale * (1 - a), scale * a, -1.0
+        rough, fine = scale * weight * left / 2, scale * weight * spread / 2
+        sketch = scale[:, None] * sketch
+    else:
+        bend = a * (1 - a) * gap
+        near, far, factor = 1 - a, a, -2.0
+        rough = weight * left - bend
+        fine = weight * spread - bend + 2 * np.einsum("ct,ct->c", at_point, sketch) + square
+    return Ranked(
+        np.searchsorted(own, np.arange(len(links.means) + 1)),
+        own.astype(np.int32),
+        link.astype(np.int32),
+        near.astype(np.float32),
+        far.astype(np.float32),
+        rough.astype(np.float32),
+        fine.astype(np.float32),
+        *_coded(factor * sketch),
+        occupied.sizes.astype(np.int32),
+        occupied.begins.astype(np.int32),
+    )
+
+
+def _coded(sketch: np.ndarray) -> tuple[np.ndarray, float]:
+    """A sketch in int8, and the unit of that."""
+    unit = float(np.abs(sketch).max(initial=0)) / 127 or 1.0
+    return np.rint(sketch / unit).astype(np.int8), unit
