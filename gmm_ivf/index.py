@@ -122,7 +122,8 @@ class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
     def _wrap(self, index: Any, ivf: Any, k_factor: float) -> None:
         self.index = index
         self._ivf = ivf
-        self._chain = Chain(index) if isinstance(index, faiss.IndexPreTransform) else None
+        outer = faiss.downcast_index(index)
+        self._chain = Chain(outer) if isinstance(outer, faiss.IndexPreTransform) else None
         self._originals = Originals(index.d, ivf.metric_type) if self._refine else None
         self._k_factor = k_factor
         self._probing = Probing(ivf)
@@ -265,7 +266,9 @@ class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
 
     def __reduce__(self):
         check_in_memory(self._ivf)
-        return _unpickled, (faiss.serialize_index(self.index), self.quantizer, *self.state())
+        # A layout may put its entries in order for its state, so that comes first.
+        state = self.state()
+        return _unpickled, (faiss.serialize_index(self.index), self.quantizer, *state)
 
     def __copy__(self) -> "IndexIVFGMM":
         """A copy that shares the quantizer, and nothing else."""

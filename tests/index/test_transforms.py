@@ -108,3 +108,17 @@ def test_quantizer_is_found_behind_the_transform(blobs):
     assert soft.is_trained
     assert soft.index.is_trained
     assert soft.ntotal == 300
+
+
+def test_an_index_whose_type_python_lost(blobs):
+    x = blobs(300, 12)
+    outer = faiss.IndexRefineFlat(faiss.index_factory(12, "PCA8,IVF3,Flat"))
+    index = outer.base_index
+    assert type(index) is faiss.Index
+    q = GMMQuantizer(8, 3, random_state=0)
+    q.attach(index)
+    soft = IndexIVFGMM(index, q)
+    soft.train(x)
+    soft.add(x)
+    soft.nprobe = 3
+    assert (soft.search(x[:20], 1)[1][:, 0] == np.arange(20)).mean() > 0.9
