@@ -34,9 +34,9 @@ from gmm_ivf.kernels.blocks import (
     tile_at,
 )
 
-# Listed responsibilities are multiplied by 2**LIST_LIFT only, so that times a difference of
-# features, at most 32, they stay in the range of float16.
-LIST_LIFT = 8
+# Listed responsibilities are multiplied by 2**LIST_LIFT only: times a difference of features of up
+# to 4096 they stay in the range of float16, which keeps them down to 2**-28.
+LIST_LIFT = 4
 RELIFT = tl.constexpr(2.0 ** (LIST_LIFT - LIFT))
 
 

@@ -92,14 +92,14 @@ class FullSweep(Chunks):
         self.flags, resident = distance_plan(prepared, d, shared)
         programs = multiprocessors * resident
         rows = samples.values.shape[1] - ROW_STEP
-        chunk = chunk_rows(rows, self.components, programs * self.flags["BLOCK_N"])
+        padded = prepared.linear.shape[1]
+        chunk = chunk_rows(rows, padded, programs * self.flags["BLOCK_N"])
         if configs is None and half:
             configs = {"sum": SUM}
         super().__init__(samples, prepared, configs, chunk)
         # Components of a split: all of them where the tiles of rows are enough programs.
         splits = max(1, programs * self.flags["BLOCK_N"] // self.chunk)
-        step = FULL_STEP * full_group(d)
-        self.span = -(-self.components // splits // step) * step
+        self.span = -(-self.components // splits // FULL_STEP) * FULL_STEP
         # Half precision lists what it does not round to zero, float32 what may show in its sums.
         self.least = 0.0 if half else 2.0 ** (covariance.LIST_LIFT - 48)
         self.group = LIST_GROUP if half else 1
