@@ -13,7 +13,7 @@ from gmm_ivf.kernels.sweep import sweep_sums
 from gmm_ivf.kernels.update import UPDATED_TYPES, update
 
 # Covariance types of whose iterations no part waits for the host, or chooses its shapes by values.
-CAPTURED_TYPES = ("spherical", "diag", "tied")
+CAPTURED_TYPES = ("spherical", "diag", "tied", "full")
 _PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
 
 
@@ -21,7 +21,7 @@ class Loop:
     """Iterations over staged samples; nothing in them waits for the device.
 
     On CUDA all bursts but the first are replays of a graph of one iteration. The first runs launch
-    by launch, which compiles and loads the kernels. Full covariances always run so.
+    by launch, which compiles and loads the kernels.
 
     Parameters
     ----------
