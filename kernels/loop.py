@@ -12,16 +12,24 @@ from gmm_ivf.kernels.operands import Prepared, Samples, prepare
 from gmm_ivf.kernels.sweep import sweep_sums
 from gmm_ivf.kernels.update import UPDATED_TYPES, update
 
-# Covariance types of whose iterations no part waits for the host, or chooses its shapes by values.
-CAPTURED_TYPES = ("spherical", "diag", "tied", "full")
+# Rows of the largest batches of triangular systems that torch leaves to cuBLAS; larger ones go to
+# MAGMA, which waits for the device.
+_LARGEST_BATCHED = 512
 _PARAMETERS = ("weights", "means", "covariances", "precisions_cholesky")
+
+
+def is_captured(components: Components) -> bool:
+    """Whether iterations become a CUDA graph: no part of them waits for the device."""
+    few = components.means.shape[1] <= _LARGEST_BATCHED
+    return components.means.is_cuda and (few or components.covariance_type != "full")
 
 
 class Loop:
     """Iterations over staged samples; nothing in them waits for the device.
 
     On CUDA all bursts but the first are replays of a graph of one iteration. The first runs launch
-    by launch, which compiles and loads the kernels.
+    by launch, which compiles and loads the kernels; so do all for full covariances of over 512
+    features.
 
     Parameters
     ----------
@@ -42,7 +50,7 @@ class Loop:
         self._norm = samples.empty_rows()
         self._forget()
         self._partials = em.partials(samples, self.prepared) if self.prepared.fused else None
-        self._captured = device.type == "cuda" and components.covariance_type in CAPTURED_TYPES
+        self._captured = is_captured(components)
         self._warm = False
         # With the place of its result.
         self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None

@@ -1,6 +1,8 @@
 """The update in one launch, against the M-step and the preparation by torch; loops in place."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from triton import knobs
 from gmm_ivf import GaussianMixture
 from gmm_ivf.kernels import em, loop
 from gmm_ivf.kernels.blocks import LIFT
-from gmm_ivf.kernels.components import Components, m_step
+from gmm_ivf.kernels.components import COVARIANCE_TYPES, Components, m_step
 from gmm_ivf.kernels.launch import Rows, Sums, about_means, log_total, total, total_tail
 from gmm_ivf.kernels.loop import Loop
 from gmm_ivf.kernels.operands import LN2, MODES, NEVER, Prepared, prepare
@@ -204,19 +206,32 @@ def test_a_loop_does_the_iterations_in_place(mixture, kind, mode):
     assert not torch.equal(engine.components().means, reached.means)
 
 
+@pytest.mark.parametrize(
+    ("kind", "d", "captured"),
+    [("spherical", 600, True), ("tied", 600, True), ("full", 512, True), ("full", 513, False)],
+)
+def test_what_becomes_a_graph(kind, d, captured):
+    means = SimpleNamespace(shape=(2, d), is_cuda=True)
+    assert (
+        loop.is_captured(cast(Any, SimpleNamespace(covariance_type=kind, means=means))) == captured
+    )
+    means.is_cuda = False
+    assert not loop.is_captured(cast(Any, SimpleNamespace(covariance_type=kind, means=means)))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no GPU")
-@pytest.mark.parametrize("kind", loop.CAPTURED_TYPES)
+@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
 @pytest.mark.parametrize("mode", ["fp16", "fp16x3"])
 def test_a_graph_gives_the_same_bits_and_repeats(mixture, kind, mode, monkeypatch):
     x, components = mixture(kind, n=20_000, k=130, d=40)
     x, components = x.to(DEVICE), on_device(components)
     results = []
-    for types in (loop.CAPTURED_TYPES, loop.CAPTURED_TYPES, ()):
-        monkeypatch.setattr(loop, "CAPTURED_TYPES", types)
+    for captured in (True, True, False):
+        monkeypatch.setattr(loop, "is_captured", lambda _, found=captured: found)
         engine = Loop(em.stage(x, mode), components, 1e-6)
         totals = torch.cat([engine.run(3) for _ in range(4)])
-        assert (engine._graph is not None) == bool(types)
+        assert (engine._graph is not None) == captured
         results.append((totals, engine.components()))
     for totals, reached in results[1:]:
         assert torch.equal(totals, results[0][0])
@@ -227,13 +242,13 @@ def test_a_graph_gives_the_same_bits_and_repeats(mixture, kind, mode, monkeypatc
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("kind", loop.CAPTURED_TYPES)
+@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
 def test_a_fit_with_graphs_is_the_fit_without(mixture, kind, monkeypatch):
     x = mixture(kind, n=5000, k=20, d=10)[0].float()
     options = {"covariance_type": kind, "random_state": 0, "tol": 0, "max_iter": 13}
     fits = []
-    for types in (loop.CAPTURED_TYPES, loop.CAPTURED_TYPES, ()):
-        monkeypatch.setattr(loop, "CAPTURED_TYPES", types)
+    for captured in (True, True, False):
+        monkeypatch.setattr(loop, "is_captured", lambda _, found=captured: found)
         fits.append(GaussianMixture(20, device="cuda", backend="triton", **options).fit(x))
     for other in fits[1:]:
         assert other.lower_bounds_ == fits[0].lower_bounds_
