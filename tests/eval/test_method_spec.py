@@ -27,6 +27,12 @@ from gmm_ivf.rules import Air, Soar, Spann
         ("kmeans-soft:rule=air,strict=false", "kmeans-soft"),
         ("kmeans-soft:rule=spann,eps=0.20", "kmeans-soft:eps=0.2,rule=spann"),
         ("kmeans-soft:niter=5,rule=top2", "kmeans-soft:niter=5,rule=top2"),
+        ("kmeans:coarse=hnsw32,nlist=4096", "kmeans:coarse=hnsw32,nlist=4096"),
+        ("kmeans:coarse=flat,codec=Flat,refine=false,rotation=none", "kmeans"),
+        ("gmm:refine=true,codec=PQ32x4fs", "gmm:codec=PQ32x4fs,refine=True"),
+        ("gmm-soft:codec=SQ8,coarse=hnsw16", "gmm-soft:coarse=hnsw16,codec=SQ8"),
+        ("gmm-cells:visit=edge,links=64", "gmm-cells:links=64"),
+        ("kmeans-cells:sketch=0,visit=list", "kmeans-cells:sketch=0,visit=list"),
     ],
 )
 def test_canonical_spelling_is_stable(text, canonical):
@@ -66,6 +72,12 @@ def test_threshold_in_units_of_one_over_K():
         ("kmeans-soft:strict=1", "strict must be true or false, got '1'"),
         ("kmeans-soft:rule=responsibility", "rule must be one of air, soar, spann, top2, ratio"),
         ("kmeans-soft:tau=1/K", "no such option 'tau=1/K'"),
+        ("kmeans:codec=PQ", "codec must be a codec of FAISS: Flat, SQ8.*got 'PQ'"),
+        ("kmeans:coarse=hnsw", "coarse must be flat or hnsw with its number of links.*got 'hnsw'"),
+        ("kmeans:rotation=PCA8", "rotation must be none, RR .* got 'PCA8'"),
+        ("gmm-soft:rotation=RR", "no such option 'rotation=RR'"),
+        ("gmm-cells:visit=all", "visit must be one of edge, list, got 'all'"),
+        ("gmm-cells:sketch=-1", "sketch must be a whole number of at least 0, got '-1'"),
         ("gmm:covariance_type=round", "one of spherical, diag, tied, full, got 'round'"),
     ],
 )
@@ -80,6 +92,12 @@ def test_rule_of_a_method_has_its_options():
     assert rule_of(parse_method("gmm-soft:rule=soar,lambda=0.3,strict=true")) == Soar(0.3, True)
     spann = parse_method("gmm-soft:rule=spann,rng_factor=1.2,eps=0.1,candidates=9,max_lists=8")
     assert rule_of(spann) == Spann(1.2, 0.1, 9)
+
+
+def test_a_spec_without_an_option():
+    spec = parse_method("kmeans:coarse=hnsw32,nlist=4096")
+    assert str(spec.without("nlist")) == "kmeans:coarse=hnsw32"
+    assert spec.without("codec") == spec
 
 
 def test_labels_say_what_the_default_stores():

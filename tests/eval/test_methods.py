@@ -151,6 +151,24 @@ def test_kmeans_is_trained_once_for_all_that_use_it(context, monkeypatch):
     assert len(trained) == 2
 
 
+@pytest.mark.parametrize(
+    "options", ["links=4", "links=4,visit=list", "links=4,coarse=hnsw4", "links=4,codec=SQ8"]
+)
+def test_cells_store_once_and_stop_between_lists(tiny, context, options):
+    searcher = build(parse_method(f"kmeans-cells:{options}"), context)
+    assert searcher.report.entries_per_vector == 1.0
+    probe = Probe(12, 16 * ("hnsw" in options))
+    ids, _ = searcher.search(tiny.query, 5, probe)
+    pairs = zip(ids, tiny.ground_truth[:, :5], strict=True)
+    assert np.mean([len(set(a) & set(b)) / 5 for a, b in pairs]) > 0.9
+    assert searcher.cost(tiny.query, 5, probe).ranking.mean() > 0
+    limited = Probe(1, probe.ef_search, 0, 40)
+    searcher.search(tiny.query, 5, limited)
+    cost = searcher.cost(tiny.query, 5, limited)
+    assert cost.scanned.max() <= 40
+    assert cost.coarse.min() > 0
+
+
 def test_soft_settings_name_the_threshold_in_use(context):
     report = build(parse_method("gmm-soft:tau=2/K"), context).report
     assert report.settings["tau"] == pytest.approx(2 / 12)

@@ -237,3 +237,13 @@ def test_a_method_that_fails_leaves_the_others_alone(tiny, plan, tmp_path):
     assert [point.key.method for point in outcome.points] == ["kmeans"]
     (error,) = outcome.failed
     assert "kmeans:codec=PQ3, nlist 12, seed 0 cannot be built" in str(error)
+
+
+def test_cells_are_swept_in_parts_of_a_list(tiny, plan, tmp_path):
+    plan = replace(plan, methods=(parse_method("kmeans-cells:links=4"),), nprobes=(1, 4))
+    points = run(plan, Bench.prepare(tiny, 5), Store(tmp_path / "r.jsonl"), {})
+    limits = [point.key.max_codes for point in points]
+    assert limits[0] == round(0.06 * tiny.n / 12)
+    assert limits == [*sorted(limits[:12]), 0, round(3.5 * tiny.n / 12), 0]
+    scanned = [point.scanned for point in points]
+    assert scanned == sorted(scanned)
