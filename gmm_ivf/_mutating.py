@@ -6,6 +6,7 @@ import numpy as np
 
 from gmm_ivf._adapter import Adapter
 from gmm_ivf._ids import as_int64, check_ids
+from gmm_ivf._interrupts import uninterrupted
 from gmm_ivf._vectors import block, check_rows, spans
 from gmm_ivf.assignment import pairs_of_table
 
@@ -87,10 +88,14 @@ class Mutating(Adapter):
                 chosen = None if lists is None else lists[where]
                 self._add_block(block(x, "x", where), ids[where], chosen)
         except BaseException:
-            layout.undo(ids[:stop], next_id)
-            self._forget_removed()
+            self._undo(ids[:stop], next_id)
             raise
         self.index.ntotal = self._ivf.ntotal
+
+    def _undo(self, ids: np.ndarray, next_id: int) -> None:
+        with uninterrupted():
+            self._layout.undo(ids, next_id)
+            self._forget_removed()
 
     def _add_block(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
         self._layout.add(self._inner(rows), ids, lists)
@@ -112,8 +117,9 @@ class Mutating(Adapter):
             Vectors removed.
         """
         self._layout.check_unchanged()
-        gone = self._layout.remove(sel)
-        self._forget_removed()
+        with uninterrupted():
+            gone = self._layout.remove(sel)
+            self._forget_removed()
         return gone
 
     def update_vectors(self, keys: Any, x: Any) -> None:
@@ -148,12 +154,10 @@ class Mutating(Adapter):
     def _replace(self, keys: np.ndarray, where: slice, rows: np.ndarray) -> None:
         next_id = self._layout.next_id
         try:
-            self._layout.remove(keys[where])
-            self._forget_removed()
+            self.remove_ids(keys[where])
             self._add_block(rows, keys[where], None)
         except BaseException as error:
-            self._layout.undo(keys[where], next_id)
-            self._forget_removed()
+            self._undo(keys[where], next_id)
             error.add_note(
                 f"update_vectors was stopped: keys[:{where.start}] have their new vectors, "
                 f"keys[{where.start}:{where.stop}] were removed, the others are as before."
@@ -186,14 +190,16 @@ class Mutating(Adapter):
         if self._chain is not None and not self._chain.equals(other._chain):
             raise ValueError("other must apply the same transforms before its lists.")
         layout.check_mergeable(theirs)
-        layout.merge(theirs)
-        if self._originals is not None and other._originals is not None:
-            self._originals.add(*other._originals.all())
-        for changed in (self, other):
-            changed._forget_removed()
+        with uninterrupted():
+            layout.merge(theirs)
+            if self._originals is not None and other._originals is not None:
+                self._originals.add(*other._originals.all())
+            for changed in (self, other):
+                changed._forget_removed()
 
     def reset(self) -> None:
         """Remove all vectors; what was trained stays, and ids start at 0 again."""
-        self._layout.clear()
-        self._forget_removed()
+        with uninterrupted():
+            self._layout.clear()
+            self._forget_removed()
         self.last_search = None

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._faiss import faiss, raw, worst_distance
+from gmm_ivf._interrupts import uninterrupted
 from gmm_ivf._vectors import spans
 
 
@@ -43,9 +44,10 @@ class Originals:
     def add(self, rows: np.ndarray, ids: np.ndarray) -> None:
         """Keep rows under ids that are new."""
         self._load()
-        self._order = None
-        self._flat.add(rows)
-        self._parts.append(ids)
+        with uninterrupted():
+            self._order = None
+            self._flat.add(rows)
+            self._parts.append(ids)
 
     def keep(self, contains: Callable[[np.ndarray], np.ndarray]) -> None:
         """Forget the ids for which ``contains(ids)`` is false, and rows without an id."""
@@ -53,15 +55,17 @@ class Originals:
         unnamed = np.arange(len(self._ids), len(self._table))
         if gone.size or unnamed.size:
             self._load()
-            self._order = None
-            self._flat.remove_ids(np.concatenate([gone, unnamed]))
-            self._parts = [np.delete(self._ids, gone)]
+            with uninterrupted():
+                self._order = None
+                self._flat.remove_ids(np.concatenate([gone, unnamed]))
+                self._parts = [np.delete(self._ids, gone)]
 
     def _load(self) -> None:
         """Bring vectors that lie in a file into memory, where they can change."""
         if self._mapped is not None:
-            self._flat.add(np.ascontiguousarray(self._mapped))
-            self._mapped = None
+            with uninterrupted():
+                self._flat.add(np.ascontiguousarray(self._mapped))
+                self._mapped = None
 
     def clear(self) -> None:
         """Forget everything."""

@@ -9,6 +9,7 @@ from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._decoding import EntryMap, check_in_memory, list_ids, template_bytes
 from gmm_ivf._faiss import faiss, raw
 from gmm_ivf._ids import ID_LIMIT, IdSet, check_ids, unique_ids
+from gmm_ivf._interrupts import uninterrupted
 from gmm_ivf._layout import checked_int
 from gmm_ivf.assignment import check_lists
 
@@ -103,25 +104,34 @@ class CopyStore:
         copies = np.bincount(owner, minlength=len(rows))
         lists = np.ascontiguousarray(lists, np.int64)
         vectors, keys = rows[owner], ids[owner]
-        self._places = None
-        self._ivf.add_core(len(owner), raw(vectors), raw(keys), raw(lists))
-        self.sizes += np.bincount(lists, minlength=self._ivf.nlist)
-        self._ids.add(ids[copies > 0])
-        self.next_id = max(self.next_id, int(ids.max()) + 1)
-        self.max_copies = max(self.max_copies, int(copies.max()))
+        with uninterrupted():
+            self._places = None
+            self._ivf.add_core(len(owner), raw(vectors), raw(keys), raw(lists))
+            self.sizes += np.bincount(lists, minlength=self._ivf.nlist)
+            self._ids.add(ids[copies > 0])
+            self.next_id = max(self.next_id, int(ids.max()) + 1)
+            self.max_copies = max(self.max_copies, int(copies.max()))
 
     def undo(self, ids: np.ndarray, next_id: int) -> None:
         """Take out whatever is stored of these ids, counted or not; see `Layout.undo`."""
-        self._ivf.remove_ids(ids)
-        # FAISS counts what it adds after adding it, so an interruption leaves a false number.
-        self._ivf.ntotal = self._ivf.invlists.compute_ntotal()
-        self._ids.discard(ids[self._ids.contains(ids)])
-        self.next_id = next_id
-        self._recount()
+        with uninterrupted():
+            self._ivf.remove_ids(ids)
+            self.next_id = next_id
+            # FAISS counts what it adds after adding it, and so do we: numbers may be false.
+            self._take_stock()
 
     def remove(self, sel: Any) -> int:
         """Remove all copies of the ids selected; return how many vectors went."""
         before = len(self)
+        try:
+            with uninterrupted():
+                self._remove(sel)
+        except MemoryError:
+            self._take_stock()
+            raise
+        return before - len(self)
+
+    def _remove(self, sel: Any) -> None:
         if isinstance(sel, faiss.IDSelector):
             self._ivf.remove_ids(sel)
             self._ids = self._held_ids()
@@ -132,7 +142,12 @@ class CopyStore:
                 self._ivf.remove_ids(ids)
                 self._ids.discard(ids)
         self._recount()
-        return before - len(self)
+
+    def _take_stock(self) -> None:
+        """Count anew what the lists hold, after an interruption that left it open."""
+        self._ivf.ntotal = self._ivf.invlists.compute_ntotal()
+        self._ids = self._held_ids()
+        self._recount()
 
     def _recount(self) -> None:
         lists = self._ivf.invlists
@@ -164,13 +179,14 @@ class CopyStore:
     def merge(self, other: "CopyStore") -> None:
         """Take over all entries of another store, which is empty then; see `check_mergeable`."""
         ids = other._ids.to_array()
-        self._places = None
-        self._ivf.merge_from(other._ivf, 0)
-        self._ids.add(ids)
-        self.next_id = max(self.next_id, other.next_id)
-        self.max_copies = max(self.max_copies, other.max_copies)
-        self._recount()
-        other.clear()
+        with uninterrupted():
+            self._places = None
+            self._ivf.merge_from(other._ivf, 0)
+            self._ids.add(ids)
+            self.next_id = max(self.next_id, other.next_id)
+            self.max_copies = max(self.max_copies, other.max_copies)
+            self._recount()
+            other.clear()
 
     def decode(self, ids: np.ndarray, ranker: CoarseRanker) -> np.ndarray:
         """Decode the vectors of stored ids; see `EntryMap.decode`."""
@@ -180,8 +196,9 @@ class CopyStore:
 
     def clear(self) -> None:
         """Remove everything; ids start at 0 again."""
-        self._ivf.reset()
-        self._forget()
+        with uninterrupted():
+            self._ivf.reset()
+            self._forget()
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Settings and arrays; see `Layout.state`."""

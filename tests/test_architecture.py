@@ -31,6 +31,7 @@ CHAIN = (
     "_vectors",
     "_ids",
     "_results",
+    "_interrupts",
     "_layout",
     "_list_data",
     "_description",
