@@ -18,15 +18,16 @@ from gmm_ivf.rows import Rows as Source
 from gmm_ivf.triton_engine import TritonEngine
 from gmm_ivf.truncation import CHOSEN_SHARE, Record
 
-# Iterations of a burst, of which the last chooses anew.
+# Most iterations of a burst, of which the last chooses anew.
 _LONGEST_BURST = 8
-_SHORTEST_BURST = 2
+# Most bursts that keep to the bound before bursts become longer again.
+_LONGEST_PATIENCE = 8
 # One tile in so many is measured in the other iterations, but no fewer than this many tiles.
 _MEASURED_STEP = 32
 _MEASURED_TILES = 64
 # With a larger share of the components to visit, exact EM is hardly dearer.
 _LARGEST_SHARE = 0.3
-# Most exact bursts before truncation is tried again.
+# Most exact bursts before truncation is tried again where tiles needed many blocks.
 _LONGEST_REST = 8
 
 
@@ -49,14 +50,13 @@ class TruncatedEngine(TritonEngine):
     likeliest component. The last iteration of a burst computes all log-densities and chooses the
     blocks of each tile anew; the others visit those, and measure what that leaves out on a random
     choice of the tiles, one in 32. What was left out is looked at after the burst: the first
-    iteration that exceeds the bound is done again with all components, and those after it are
-    dropped. After that, and where tiles need many blocks, bursts are exact for a while.
+    iteration that exceeds the bound is done again with all components, those after it are dropped,
+    and the next bursts are shorter. Where tiles need many blocks, bursts are exact for a while.
     """
 
     _order: Tensor
     _shape: Config
     _lists: truncated.Lists
-    _guess: Rows
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class TruncatedEngine(TritonEngine):
         self.burst = _LONGEST_BURST
         self._sorted: Samples | None = None
         self._chosen = False
+        self._sound, self._patience = 0, 1
         self._rest, self._next_rest = 0, 1
         self._draws = np.random.default_rng(0)
 
@@ -88,29 +89,40 @@ class TruncatedEngine(TritonEngine):
         if self._rest:
             self._rest -= 1
             return self._exactly(components, count, reg_covar)
-        if not self._chosen or self._samples is not self._sorted:
+        if self._samples is None or self._samples is not self._sorted:
             self._enter(components)
             if float(self._lists.visited()) > _LARGEST_SHARE:
                 self._tire()
-                self._sorted = None
                 return self._exactly(components, count, reg_covar)
         states, table = self._attempt(components, count, reg_covar)
-        back = self._order.argsort()
         # Written so that a loss that is not a number fails as well.
         sound = [row[2] <= self.bound for row in table]
-        if False in sound:
-            good = sound.index(False)
-            self._tire()
-            self.burst = max(_SHORTEST_BURST, self.burst // 2)
-            start = truncated.reorder(states[good], back)
-            return self._exactly(start, 1, reg_covar, table[:good])
-        reached = truncated.reorder(states[-1], back)
+        good = sound.index(False) if False in sound else count
+        reached = truncated.reorder(states[good], self._order.argsort())
+        self._settle(good == count)
+        if good < count:
+            return self._exactly(reached, 1, reg_covar, table[:good])
         precisions_cholesky(reached.covariances, reached.covariance_type)
         self.record.add([row[1:] for row in table], reached)
-        self.burst, self._next_rest = min(2 * self.burst, _LONGEST_BURST), 1
         if table[-1][3] > _LARGEST_SHARE:
             self._tire()
         return reached, reached.means.new_tensor([row[0] for row in table])
+
+    def _settle(self, sound: bool) -> None:
+        """Bursts of half the length after one that exceeded the bound, longer after some others."""
+        self._chosen = sound
+        if not sound:
+            self.burst = max(1, self.burst // 2)
+            self._sound, self._patience = 0, min(2 * self._patience, _LONGEST_PATIENCE)
+            return
+        self._sound += 1
+        if self._sound >= self._patience:
+            self.burst, self._sound = min(2 * self.burst, _LONGEST_BURST), 0
+
+    def _tire(self) -> None:
+        """Leave truncation alone for a while, longer each time."""
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+        self._sorted = None
 
     def _exactly(
         self, components: Components, count: int, reg_covar: float, before: Sequence[list] = ()
@@ -121,35 +133,27 @@ class TruncatedEngine(TritonEngine):
         self.record.add([row[1:] for row in before] + whole, reached)
         return reached, torch.cat([totals.new_tensor([row[0] for row in before]), totals])
 
-    def _tire(self) -> None:
-        """Leave truncation alone for a while, longer each time."""
-        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
-        self._chosen = False
-
     def _enter(self, components: Components) -> None:
-        """Choose the blocks of each tile, of samples and components in order."""
+        """Order components and samples, and choose the blocks of each tile."""
         samples = self._samples or self._staged(components)
-        if samples is self._sorted:
-            prepared = self._ordered(components)
-            self._guess = em.row_pass(samples, prepared, shift=self._guess.norm)
-        else:
-            self._order = order_components(components)
-            prepared = self._ordered(components)
-            self._shape = truncated.shape_for(samples, prepared)
-            rows, best = truncated.find(samples, prepared, self._shape)
-            place = best.argsort(stable=True)
-            samples = self._samples = self._sorted = truncated.sort_samples(samples, place)
-            self._guess = Rows(samples.empty_rows())
-            self._guess.norm[: samples.n] = rows.norm[place]
-        self._choose(samples, prepared)
+        self._order = order_components(components)
+        prepared = self._ordered(components)
+        self._shape = truncated.shape_for(samples, prepared)
+        rows, best = truncated.find(samples, prepared, self._shape)
+        place = best.argsort(stable=True)
+        samples = self._samples = self._sorted = truncated.sort_samples(samples, place)
+        guess = samples.empty_rows()
+        guess[: samples.n] = rows.norm[place]
+        self._choose(samples, prepared, Rows(guess))
 
     def _ordered(self, components: Components) -> em.Prepared:
         return em.prepare(truncated.reorder(components, self._order), self.mode)
 
-    def _choose(self, samples: Samples, prepared: em.Prepared) -> Rows:
+    def _choose(self, samples: Samples, prepared: em.Prepared, guess: Rows) -> Rows:
         """Choose the blocks of each tile; the log-normalisers over all components."""
-        exact, mass = truncated.weigh(samples, prepared, self._guess, self._shape)
-        self._lists = truncated.choose_lists(mass, CHOSEN_SHARE * self.bound)
+        exact, mass = truncated.weigh(samples, prepared, guess, self._shape)
+        share = CHOSEN_SHARE * self.bound
+        self._lists = truncated.choose_lists(mass, share, self._shape.block_n)
         self._chosen = True
         return exact
 
@@ -158,8 +162,8 @@ class TruncatedEngine(TritonEngine):
     ) -> tuple[list[Components], list[list[float]]]:
         """Components in order before and after each iteration, and what each iteration measured.
 
-        That is the log-likelihood (in the last iteration; in the others the lower bound) and the
-        entries of `Record.rows`.
+        That is the log-likelihood (where blocks are chosen, as in the last one; in the others the
+        lower bound) and the entries of `Record.rows`.
         """
         samples = self._samples or self._staged(components)
         prepared = self._ordered(components)
@@ -167,8 +171,11 @@ class TruncatedEngine(TritonEngine):
         for number in range(count):
             # The components may be overwritten.
             states.append(replace(prepared.components, **_copies(prepared.components)))
-            exact = self._choose(samples, prepared) if number == count - 1 else None
-            self._guess = kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
+            exact = None
+            kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
+            if number == count - 1 or not self._chosen:
+                exact = self._choose(samples, prepared, kept)
+                kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
             lost = self._loss(samples, prepared, exact, kept)
             sums = truncated.listed_sums(samples, kept, prepared, self._lists, self._shape)
             prepared, total = truncated.advance(samples, kept, prepared, sums, reg_covar)
@@ -191,6 +198,5 @@ class TruncatedEngine(TritonEngine):
 
 
 def _copies(components: Components) -> dict[str, Tensor]:
-    return {
-        name: part.clone() for name, part in vars(components).items() if name != "covariance_type"
-    }
+    parts = vars(components).items()
+    return {name: part.clone() for name, part in parts if isinstance(part, Tensor)}

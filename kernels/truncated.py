@@ -3,7 +3,7 @@
     order = order_components(components)                 once
     rows, best = find(samples, prepared)                 once, for `sort_samples`
     rows, mass = weigh(samples, prepared, rows)          now and then: exact, at the price of all K
-    lists = choose_lists(mass, share)
+    lists = choose_lists(mass, share, shape.block_n)
     kept = listed_rows(samples, prepared, lists)         each iteration: at the price of the lists
     sums = listed_sums(samples, kept, prepared, lists)
     prepared, total = advance(samples, kept, prepared, sums, reg_covar)
@@ -188,7 +188,8 @@ def weigh(samples: Samples, prepared: Prepared, guess: Rows, shape: Config) -> t
         As from `kernels.em.row_pass`, whatever the guess.
     mass : Tensor of shape (tiles, blocks), float32
         Responsibilities, summed over the samples of the tile and the components of the block;
-        those of a sample are too large by the factor by which its guess is too small.
+        those of a sample are too large by the factor by which the power of 2 of its guess is too
+        small.
     """
     check_match(samples, prepared)
     norm = samples.empty_rows()
@@ -202,14 +203,17 @@ def weigh(samples: Samples, prepared: Prepared, guess: Rows, shape: Config) -> t
     return Rows(norm), mass
 
 
-def choose_lists(mass: Tensor, share: float) -> Lists:
+def choose_lists(mass: Tensor, share: float, rows: int) -> Lists:
     """The fewest blocks of each tile that hold all but a share of its mass.
 
     Parameters
     ----------
     mass : Tensor of shape (tiles, blocks), float32
+        From `weigh`. After a guess that is too low it is too large: what is left out is then less.
     share : float
-        Most that may be left out, as a share of the mass of the tile; 0 keeps whatever has mass.
+        Most that may be left out, as a mean over the samples; 0 keeps whatever has mass.
+    rows : int
+        Samples of a tile, whose mass is 1 each.
     """
     tiles, blocks = mass.shape
     tile_blocks = torch.empty(tiles, blocks, dtype=torch.int32, device=mass.device)
@@ -220,7 +224,7 @@ def choose_lists(mass: Tensor, share: float) -> Lists:
         # Small masses are added first: their sum is what is compared with a small number.
         values, ids = mass[part].sort(dim=1, stable=True)
         below = values.cumsum(1)
-        keep = below > share * below[:, -1:]
+        keep = below > share * below[:, -1:].clamp_max(rows)
         keep[:, -1] = True
         tile_blocks[part] = ids.flip(1)
         meets[part] = torch.zeros_like(keep).scatter_(1, ids, keep)

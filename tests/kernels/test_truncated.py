@@ -56,7 +56,7 @@ def make(kind: str, n: int, k: int, d: int) -> tuple[torch.Tensor, Components]:
 
 def all_blocks(samples, prepared, shape: Config) -> truncated.Lists:
     tiles, blocks = -(-samples.n // shape.block_n), truncated.block_count(prepared, shape)
-    return truncated.choose_lists(torch.ones(tiles, blocks, device=DEVICE), 0.0)
+    return truncated.choose_lists(torch.ones(tiles, blocks, device=DEVICE), 0.0, shape.block_n)
 
 
 def statistics(samples, kept, prepared, lists, shape: Config) -> Statistics:
@@ -138,7 +138,7 @@ def test_listed_components_alone_count(kind: str) -> None:
     samples, prepared = em.stage(x, mode), em.prepare(components, mode)
     exact, _ = truncated.find(samples, prepared, SMALL)
     _, mass = truncated.weigh(samples, prepared, exact, SMALL)
-    lists = truncated.choose_lists(mass, 0.2)
+    lists = truncated.choose_lists(mass, 0.2, 16)
     assert 0.1 < float(lists.visited()) < 0.9
     kept = truncated.listed_rows(samples, prepared, lists, SMALL)
     got = statistics(samples, kept, prepared, lists, SMALL)
@@ -182,7 +182,7 @@ def test_some_tiles_are_measured_exactly_and_the_others_left() -> None:
     samples, prepared = em.stage(x, "fp16"), em.prepare(components, "fp16")
     exact, _ = truncated.find(samples, prepared, SMALL)
     _, mass = truncated.weigh(samples, prepared, exact, SMALL)
-    lists = truncated.choose_lists(mass, 0.3)
+    lists = truncated.choose_lists(mass, 0.3, 16)
     kept = truncated.listed_rows(samples, prepared, lists, SMALL)
     parts = []
     for start in range(3):
@@ -203,7 +203,7 @@ def test_lists_hold_the_fewest_blocks_and_agree_from_both_sides() -> None:
     mass = torch.rand(9, 12, generator=generator).pow(8)
     mass[3] = 0
     mass[4] = float("nan")
-    lists = truncated.choose_lists(mass, 0.05)
+    lists = truncated.choose_lists(mass, 0.05, 16)
     meets = set()
     for tile, count in enumerate(lists.tile_counts.tolist()):
         blocks = lists.tile_blocks[tile, :count].tolist()
@@ -212,6 +212,7 @@ def test_lists_hold_the_fewest_blocks_and_agree_from_both_sides() -> None:
         if tile in (3, 4):
             continue
         kept, whole = mass[tile, blocks].sum(), mass[tile].sum()
+        assert whole < 16
         assert whole - kept <= 0.05 * whole * (1 + 1e-5)
         assert whole - kept + mass[tile, blocks[-1]] > 0.05 * whole * (1 - 1e-5)
     other = {
@@ -226,11 +227,24 @@ def test_lists_hold_the_fewest_blocks_and_agree_from_both_sides() -> None:
         assert tiles == sorted(tiles)
 
 
+@pytest.mark.parametrize("error", [0.0, 2.0, 40.0])
+def test_a_low_guess_never_leaves_out_more(error: float) -> None:
+    """That of some samples alone is low, as where their components were not listed."""
+    x, components = make("spherical", 90, 65, 3)
+    samples, prepared = em.stage(x, "fp16x3"), em.prepare(components, "fp16x3")
+    exact, _ = truncated.find(samples, prepared, SMALL)
+    guess = exact.norm.clone()
+    guess[:90:7] -= error
+    _, mass = truncated.weigh(samples, prepared, Rows(guess), SMALL)
+    kept = truncated.listed_rows(samples, prepared, truncated.choose_lists(mass, 1e-2, 16), SMALL)
+    assert -1e-5 < float(truncated.discarded(exact, kept, 90)[0]) <= 1e-2 * 96 / 90
+
+
 def test_masses_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     mass = torch.rand(9, 12, generator=torch.Generator().manual_seed(0))
-    want = truncated.choose_lists(mass, 0.05)
+    want = truncated.choose_lists(mass, 0.05, 16)
     monkeypatch.setattr(truncated, "_SORT_ELEMENTS", 30)
-    got = truncated.choose_lists(mass, 0.05)
+    got = truncated.choose_lists(mass, 0.05, 16)
     assert torch.equal(got.tile_blocks, want.tile_blocks)
     assert torch.equal(got.tile_counts, want.tile_counts)
 
@@ -286,7 +300,7 @@ def test_runs_repeat_bit_by_bit() -> None:
         samples, prepared = em.stage(x, "fp16"), em.prepare(components, "fp16")
         exact, _ = truncated.find(samples, prepared, SMALL)
         _, mass = truncated.weigh(samples, prepared, exact, SMALL)
-        lists = truncated.choose_lists(mass, 1e-3)
+        lists = truncated.choose_lists(mass, 1e-3, 16)
         kept = truncated.listed_rows(samples, prepared, lists, SMALL)
         results.append(statistics(samples, kept, prepared, lists, SMALL))
     for name in ("log_likelihood", "s0", "s1", "s2"):
