@@ -80,9 +80,9 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     truncation : float in (0, 0.01] or None, default=None
         Leave out components of little responsibility where that costs at most so many nats per
         sample and iteration, on average; 1e-4 is a good value. What is left out is measured: an
-        iteration that would exceed the bound is done with all components. Pays on the Triton
-        backend for thousands of components (spherical, diag and tied; up to 256 features, 128 for
-        diag); torch computes all responsibilities all the same.
+        iteration that would exceed the bound is done with all components. Pays for thousands of
+        components on Triton (spherical, diag and tied; up to 256 features, 128 for diag), where
+        samples have few likely ones; costs a little elsewhere. On torch it saves nothing.
 
     Attributes
     ----------
