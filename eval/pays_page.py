@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gmm_ivf.eval.method_spec import RESPONSIBILITY, parse_method
 from gmm_ivf.eval.results import OperatingPoint, commits
 from gmm_ivf.eval.summary import (
+    BASELINE,
     BEST_TARGETS,
     FAISS,
     TARGETS,
@@ -92,6 +93,7 @@ def _short(sets: Sequence[Sequence[OperatingPoint]]) -> list[str]:
         facts = [
             _fact("copies at their best", _best_of(block, _is_soft)),
             _fact("cells at their best", _best_of(block, _is_cells)),
+            _fact("FAISS's codes, ranked again, at their best", _best_of(block, _is_coded)),
         ]
         facts += [_overall(points)]
         known = [fact for fact in facts if fact]
@@ -147,6 +149,7 @@ def _findings(block: Block) -> list[str]:
         _sentence("Copies where the posterior says so", posterior),
         _sentence("Copies where the second centre lies best", geometry),
         _sentence("Cells", _best_of(block, _is_cells)),
+        _sentence("The rival: FAISS's codes, ranked again", _best_of(block, _is_coded)),
         _means_compared(block),
     ]
     text = "\n".join(f"- {line}" for line in lines if line)
@@ -174,7 +177,7 @@ def _means_compared(block: Block) -> str:
 
 def _best_of(block: Block, wanted: Callable[[Row], bool]) -> Row | None:
     """The row of largest ratio to k-means at the first of BEST_TARGETS."""
-    rows = [row for row in block.rows if wanted(row) and row.ratios[_AT[0]] and _is_flat(row)]
+    rows = [row for row in block.rows if wanted(row) and row.ratios[_AT[0]]]
     return max(rows, key=lambda row: _mean(row.ratios[_AT[0]]), default=None)
 
 
@@ -182,16 +185,23 @@ def _mean(spread: Spread | None) -> float:
     return spread.mean if spread else 0.0
 
 
-def _is_flat(row: Row) -> bool:
-    return parse_method(row.method).get("codec", "Flat") == "Flat"
+def _is_coded(row: Row) -> bool:
+    spec = parse_method(row.method)
+    return spec.name == BASELINE and bool(spec.get("refine"))
 
 
 def _is_soft(row: Row) -> bool:
-    return parse_method(row.method).name.endswith("-soft")
+    return _is_ours(row, "-soft")
 
 
 def _is_cells(row: Row) -> bool:
-    return parse_method(row.method).name.endswith("-cells")
+    return _is_ours(row, "-cells")
+
+
+def _is_ours(row: Row, kind: str) -> bool:
+    """Whether a row is of one of our layouts, over uncompressed vectors."""
+    spec = parse_method(row.method)
+    return spec.name.endswith(kind) and spec.get("codec", "Flat") == "Flat"
 
 
 def _rule(row: Row) -> str:

@@ -29,6 +29,7 @@ def lines(tmp_path, point):
         "gmm-soft:rule=soar": (87, {"entries_per_vector": 1.9}),
         "kmeans-soft:rule=soar": (90, {"entries_per_vector": 1.8}),
         "gmm-cells": (40, {}),
+        "kmeans:codec=RaBitQ,refine=True": (25, {}),
     }
     for method, (scale, changes) in methods.items():
         for found in curve(point, scale, method=method, **changes):
@@ -44,6 +45,7 @@ def test_numbers_of_the_page_are_those_of_the_lines(lines, tmp_path, capsys):
     flat = " ".join(text.split())
     assert "copies at their best 1.15x / 1.15x (`gmm-soft:rule=soar`, 1.90 entries" in flat
     assert "cells at their best 2.50x / 2.50x (`gmm-cells`, 1.00 entries" in flat
+    assert "codes, ranked again, at their best 4.00x / 4.00x (`kmeans:codec=RaBitQ," in flat
     assert "FAISS's best over all K 1.25x at 0.90, 1.25x at 0.95" in flat
     assert "soar 1.15x / 1.15x on the mixture's, 1.11x / 1.11x on those of k-means" in flat
     assert "every vector once: 1.02x / 1.02x (`gmm`" in flat
