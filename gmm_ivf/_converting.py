@@ -32,8 +32,8 @@ class Converting(Adapter):
             prefixes=prefixes,
             nlist=self.nlist,
             max_lists=options.get("max_lists", 1),
-            cells=False,
-            links=None,
+            cells="cells" in options,
+            links=options.get("cells", {}).get("links"),
             hnsw=links_of(self.quantizer.coarse),
             codec=codec,
             refine=self._refine is not None,
@@ -55,18 +55,13 @@ class Converting(Adapter):
         Raises
         ------
         NotImplementedError
-            For layout "cells", whose lists are not those of the means, and where FAISS cannot
-            decode the codes of an index with copies.
+            Where FAISS cannot decode the codes of an index with copies.
         """
         layout = self._ready()
-        if not isinstance(layout, ListsLayout):
-            raise NotImplementedError(
-                f"{type(layout).__name__} has no lists of the means: add the vectors to an index "
-                'of layout="lists".'
-            )
-        return single_assigned(
-            self.index, layout.ivf, layout._ready().ranker, layout.max_copies > 1
-        )
+        # In layout "cells" the lists are those of hard assignment already.
+        has_copies = isinstance(layout, ListsLayout) and layout.max_copies > 1
+        ranker = layout._ready().ranker if has_copies else None
+        return single_assigned(self.index, layout.ivf, ranker)
 
     def to_gpu(self, device: int = 0, resources: Any = None) -> GpuIndexIVFGMM:
         """Copy the index to a GPU, for searching there.
@@ -88,7 +83,6 @@ class Converting(Adapter):
         RuntimeError
             When faiss has no GPU support.
         NotImplementedError
-            Naming what faiss-gpu does not support: codecs other than Flat, SQ and PQ of 8 bits,
-            layout "cells", an HNSW graph over the means.
+            Naming a codec that faiss-gpu does not support: any but Flat, SQ and PQ of 8 bits.
         """
         return GpuIndexIVFGMM(self, device, resources)

@@ -11,7 +11,7 @@ from gmm_ivf._list_data import fill_lists, list_blocks, list_sizes, structure
 from gmm_ivf._vectors import spans
 
 
-def single_assigned(index: Any, ivf: Any, ranker: CoarseRanker, has_copies: bool) -> Any:
+def single_assigned(index: Any, ivf: Any, ranker: CoarseRanker | None) -> Any:
     """Copy of an index in which each id has one entry: that of its nearest mean.
 
     Parameters
@@ -19,8 +19,8 @@ def single_assigned(index: Any, ivf: Any, ranker: CoarseRanker, has_copies: bool
     index : faiss.Index
         Maybe a faiss.IndexPreTransform over the next.
     ivf : faiss.IndexIVF
-    ranker : CoarseRanker
-    has_copies : bool
+    ranker : CoarseRanker or None
+        None where ids have no copies.
 
     Returns
     -------
@@ -34,7 +34,7 @@ def single_assigned(index: Any, ivf: Any, ranker: CoarseRanker, has_copies: bool
     """
     copy = faiss.deserialize_index(structure(index, ivf))
     inner = faiss.downcast_index(faiss.extract_index_ivf(copy))
-    if has_copies:
+    if ranker is not None:
         _fill_with_primaries(inner, ivf, ranker)
     else:
         sizes = list_sizes(ivf)

@@ -1,7 +1,9 @@
 """`index_factory`: an `IndexIVFGMM` from a description in FAISS's manner."""
 
+import dataclasses
 from typing import Any
 
+from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._checks import checked_ivf
 from gmm_ivf._description import Description, parse
 from gmm_ivf._faiss import check_metric, faiss
@@ -19,6 +21,7 @@ def index_factory(
     rule: str | Rule = "responsibility",
     tau: float | None = None,
     replication: float | None = None,
+    cells: Any = None,
     **gmm_options: Any,
 ) -> IndexIVFGMM:
     """Make an empty, untrained index.
@@ -42,6 +45,8 @@ def index_factory(
     metric : int, default=faiss.METRIC_L2
     rule, tau, replication
         As in `IndexIVFGMM`, for ``x<max_lists>``.
+    cells : CellOptions, default=None
+        For ``cells``.
     **gmm_options
         Options of `GMMQuantizer`, such as ``random_state`` and ``covariance_type``.
 
@@ -69,16 +74,35 @@ def index_factory(
         gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
     q = GMMQuantizer(ivf.d, parsed.nlist, metric, **gmm_options)
     q.attach(index)
+    if parsed.cells:
+        given: dict[str, Any] = {
+            "layout": "cells",
+            "cells": _cell_options(cells, parsed, description),
+        }
+    elif cells is None:
+        given = {"max_lists": parsed.max_lists}
+    else:
+        raise ValueError(f"cells={cells!r} needs GMM<K>cells in the description {description!r}.")
     return IndexIVFGMM(
         index,
         q,
         rule=rule,
         tau=tau,
         replication=replication,
-        max_lists=parsed.max_lists,
         fast_scan=parsed.fast_scan,
         refine="flat" if parsed.refine else None,
+        **given,
     )
+
+
+def _cell_options(cells: Any, parsed: Description, text: str) -> CellOptions:
+    """The options given, with the links of the description."""
+    options = CellOptions.checked(cells)
+    if parsed.links is None:
+        return options
+    if options.links not in (None, parsed.links):
+        raise ValueError(f"description {text!r} and cells.links={options.links} contradict.")
+    return dataclasses.replace(options, links=parsed.links)
 
 
 def _stock(d: int, parsed: Description, metric: int, text: str) -> Any:

@@ -25,6 +25,8 @@ from gmm_ivf._quantizer_parts import quantizer_of_parts, quantizer_parts
 from gmm_ivf._sections import Sections, Stream, write_sections
 from gmm_ivf.index import IndexIVFGMM
 
+_ORIGINALS = "index.originals"
+
 
 def write_index(index: IndexIVFGMM, path: str | os.PathLike) -> None:
     """Write an index as one file, replacing an older one only when the new one is complete.
@@ -69,12 +71,13 @@ def write_index(index: IndexIVFGMM, path: str | os.PathLike) -> None:
         "max_codes": ivf.max_codes,
         "prefixes": index._prefixes or prefix_names(index.index),
     }
+    # What may be mapped comes first: it is aligned there.
     arrays: dict[str, np.ndarray | Stream] = {
+        "lists": Stream(nbytes(sizes, ivf.code_size), list_blocks(ivf, sizes)),
         **{f"mixture.{name}": array for name, array in mixture.items()},
         **{f"index.{name}": array for name, array in kept.items()},
         "faiss": structure(index.index, ivf),
         "sizes": sizes,
-        "lists": Stream(nbytes(sizes, ivf.code_size), list_blocks(ivf, sizes)),
     }
     if index.quantizer.graph is not None:
         arrays["graph"] = faiss.serialize_index(index.quantizer.graph)
@@ -88,13 +91,13 @@ def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = Tr
     ----------
     path : path
     mmap : bool, default=False
-        Leave the entries of the lists in the file, for indexes larger than memory. Such an index
-        is read-only, and the file must not be changed or cut while it is in use (`write_index` to
-        the same path is no such change: it makes a new file). Originals (`refine`) and a FastScan
-        copy are in memory all the same.
+        Leave the entries of the lists, and originals (`refine`), in the file, for indexes larger
+        than memory. Such an index is read-only, and the file must not be changed or cut while it
+        is in use (`write_index` to the same path is no such change: it makes a new file). A packed
+        or cell-wise copy of codes is made in memory all the same.
     verify : bool, default=True
-        False skips the checksum of those entries, which costs reading the whole file once. All
-        else is always checked.
+        False skips the checksum of `lists` and of what is left in the file, which costs reading
+        the whole file once. All else is always checked.
 
     Returns
     -------
@@ -117,12 +120,12 @@ def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = Tr
     if verify:
         file.verify("lists")
     try:
-        return _read(file, mmap)
+        return _read(file, mmap, verify)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} holds no index that this version can read: {error}") from error
 
 
-def _read(file: Sections, mmap: bool) -> IndexIVFGMM:
+def _read(file: Sections, mmap: bool, verify: bool) -> IndexIVFGMM:
     settings = file.settings
     q = quantizer_of_parts(settings["quantizer"], _arrays(file, "mixture."), file.path)
     # FAISS's own reader may abort on garbage, so it sees only bytes that were checked.
@@ -133,14 +136,24 @@ def _read(file: Sections, mmap: bool) -> IndexIVFGMM:
     _fill(ivf, file, mmap)
     ivf.max_codes, stock.ntotal = settings["max_codes"], ivf.ntotal
     kind = MappedIndexIVFGMM if mmap else IndexIVFGMM
-    index = kind.from_state(stock, q, settings["index"], _arrays(file, "index."))
+    kept = _arrays(file, "index.", leave=_ORIGINALS if mmap else "")
+    if mmap and _ORIGINALS in file:
+        kept |= _mapped_originals(file, verify)
+    index = kind.from_state(stock, q, settings["index"], kept)
     if settings["prefixes"]:
         index._prefixes = tuple(settings["prefixes"])
     return index
 
 
-def _arrays(file: Sections, prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): file.array(name) for name in file.names(prefix)}
+def _arrays(file: Sections, prefix: str, leave: str = "") -> dict[str, np.ndarray]:
+    names = [name for name in file.names(prefix) if name != leave]
+    return {name.removeprefix(prefix): file.array(name) for name in names}
+
+
+def _mapped_originals(file: Sections, verify: bool) -> dict[str, np.ndarray]:
+    if verify:
+        file.verify(_ORIGINALS)
+    return {_ORIGINALS.removeprefix("index."): file.mapped(_ORIGINALS)}
 
 
 def _fill(ivf: Any, file: Sections, mmap: bool) -> None:

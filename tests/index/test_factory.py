@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from gmm_ivf import IndexIVFGMM, index_factory, read_index, write_index
+from gmm_ivf.cells import CellOptions
 from gmm_ivf.rules import Air
 
 OPTIONS = {"random_state": 0, "tol": 1e-2}
@@ -34,6 +35,8 @@ KINDS = {
     "L2norm,GMM8,SQ8,RFlat": "IndexIVFScalarQuantizer",
     "PCA4,L2norm,GMM8x2,SQ8": "IndexIVFScalarQuantizer",
     "GMM20x2_HNSW16,SQ8": "IndexIVFScalarQuantizer",
+    "GMM20cells,Flat": "IndexIVFFlat",
+    "PCA6,GMM20cells8_HNSW4,SQ8,RFlat": "IndexIVFScalarQuantizer",
 }
 
 
@@ -100,6 +103,18 @@ def test_metric_and_options(blobs):
     index.train(blobs(500, 8))
     index.add(blobs(500, 8))
     assert index.stats()["entries_per_vector"] == pytest.approx(2.5, abs=0.02)
+
+
+def test_options_of_cells(blobs):
+    options = CellOptions(min_size=3, lists_ranked=5)
+    index = index_factory(8, "GMM10cells6,Flat", cells=options)
+    assert "links=6, min_size=3, lists_ranked=5" in repr(index)
+    same = index_factory(8, "GMM10cells,Flat", cells=CellOptions(links=6))
+    assert same.description == "GMM10cells6,Flat"
+    with pytest.raises(ValueError, match=r"and cells.links=5 contradict"):
+        index_factory(8, "GMM10cells6,Flat", cells=CellOptions(links=5))
+    with pytest.raises(ValueError, match="needs GMM<K>cells in the description"):
+        index_factory(8, "GMM10x2,Flat", cells=options)
 
 
 def test_what_has_no_description(trained, blobs):

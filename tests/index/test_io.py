@@ -8,7 +8,8 @@ import faiss
 import numpy as np
 import pytest
 
-from gmm_ivf import GMMQuantizer, IndexIVFGMM, read_index, write_index
+from gmm_ivf import GMMQuantizer, IndexIVFGMM, index_factory, read_index, write_index
+from gmm_ivf._sections import Sections
 from gmm_ivf.rules import Rule, Soar, Top2
 
 OPTIONS = {
@@ -102,6 +103,24 @@ def test_every_covariance(blobs, codec, trained, entries_of, tmp_path, kind):
     assert read.quantizer.train_report["rows"] == 400
 
 
+def test_odd_options_of_a_mixture(blobs, tmp_path):
+    x = blobs(300, 6)
+    options = {
+        "tol": np.float32(0.1),
+        "max_iter": np.int64(0),
+        "random_state": np.random.RandomState(0),
+    }
+    q = GMMQuantizer(6, 5, means_init=x[:5], **options)
+    index = IndexIVFGMM(faiss.IndexIVFFlat(q, 6, 5), q)
+    index.train(x)
+    index.add(x)
+    write_index(index, tmp_path / "f")
+    read = read_index(tmp_path / "f")
+    assert_equal(index, read, x[:20])
+    assert read.quantizer.mixture.lower_bound_ == q.mixture.lower_bound_
+    assert read.quantizer.mixture.random_state is None
+
+
 def test_centroids_without_a_mixture(blobs, entries_of, tmp_path):
     x, q = blobs(300, 5), GMMQuantizer.from_centroids(blobs(20, 5, seed=1))
     index = IndexIVFGMM(faiss.IndexIVFFlat(q, 5, 20), q, rule=Top2())
@@ -166,6 +185,26 @@ def test_originals_and_fast_scan(blobs, trained, tmp_path, mmap):
     read = read_index(tmp_path / "f", mmap=mmap)
     assert read.k_factor == 4
     assert_equal(index, read, blobs(50, 8, seed=1))
+
+
+@pytest.mark.parametrize("name", ["Flat", "SQ8", "PQ4x4"])
+@pytest.mark.parametrize("mmap", [False, True])
+def test_cells(blobs, tmp_path, name, mmap):
+    x, path = blobs(1500, 8), tmp_path / "f"
+    index = index_factory(8, f"GMM12cells6,{name}", random_state=0, tol=1e-2)
+    index.train(x)
+    index.add(x[:1000])
+    index.remove_ids(np.arange(100, 200))
+    index.nprobe = 3
+    write_index(index, path)
+    read = read_index(path, mmap=mmap)
+    assert_equal(index, read, blobs(50, 8, seed=1))
+    if not mmap:
+        for each in (index, read):
+            each.add(x[1000:])
+        assert_equal(index, read, blobs(50, 8, seed=2))
+    plain = read.to_faiss()
+    assert plain.ntotal == read.ntotal
 
 
 def test_mapped_indexes_are_read_only(blobs, full, tmp_path):
@@ -253,7 +292,9 @@ def test_damage_is_named(full, tmp_path):
     write_index(full("PQ"), path)
     whole = path.read_bytes()
     changed = bytearray(whole)
-    changed[-5] ^= 1
+    start = Sections(path).start("lists")
+    assert start % 64 == 0
+    changed[start + 5] ^= 1
     path.write_bytes(changed)
     with pytest.raises(ValueError, match=r"index\.gmm is damaged: the checksum of 'lists'"):
         read_index(path)
