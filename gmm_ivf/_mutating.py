@@ -147,21 +147,29 @@ class Mutating(Adapter):
         if unknown.any():
             raise ValueError(f"keys must be stored; {keys[unknown.argmax()]} is not: add it.")
         check_rows(x, "x")
-        for where in spans(*x.shape):
-            self._replace(keys, where, block(x, "x", where))
+        done = 0
+        try:
+            for where in spans(*x.shape):
+                rows = block(x, "x", where)
+                with uninterrupted():
+                    self._replace(keys[where], rows)
+                    done = where.stop
+        except BaseException as error:
+            lost = int((~layout.contains(keys)).sum())
+            error.add_note(
+                f"update_vectors was stopped: keys[:{done}] have their new vectors, the others are "
+                f"as before{f', but keys[{done}:{done + lost}] were removed' * bool(lost)}."
+            )
+            raise
         self.index.ntotal = self._ivf.ntotal
 
-    def _replace(self, keys: np.ndarray, where: slice, rows: np.ndarray) -> None:
+    def _replace(self, keys: np.ndarray, rows: np.ndarray) -> None:
         next_id = self._layout.next_id
+        self.remove_ids(keys)
         try:
-            self.remove_ids(keys[where])
-            self._add_block(rows, keys[where], None)
-        except BaseException as error:
-            self._undo(keys[where], next_id)
-            error.add_note(
-                f"update_vectors was stopped: keys[:{where.start}] have their new vectors, "
-                f"keys[{where.start}:{where.stop}] were removed, the others are as before."
-            )
+            self._add_block(rows, keys, None)
+        except BaseException:
+            self._undo(keys, next_id)
             raise
 
     def merge_from(self, other: Any, add_id: int = 0) -> None:

@@ -1,6 +1,8 @@
 """update_vectors and merge_from: no ghost, no drift of counts."""
 
 import copy
+import os
+import signal
 
 import faiss
 import numpy as np
@@ -62,7 +64,7 @@ def test_bad_updates_change_nothing(blobs, soft, keys, rows, message):
     np.testing.assert_array_equal(index.reconstruct_n(), x)
 
 
-def test_interrupted_update_says_what_is_in(blobs, soft, entries_of, monkeypatch):
+def test_failed_update_says_what_is_in(blobs, soft, entries_of, monkeypatch):
     x = blobs(400, 4)
     index = soft(x, 3)
     index.add(x[:300])
@@ -71,20 +73,44 @@ def test_interrupted_update_says_what_is_in(blobs, soft, entries_of, monkeypatch
 
     def failing(self, rows, ids, owner, lists):
         if ids[0] == 50:
-            raise KeyboardInterrupt
+            raise MemoryError
         append(self, rows, ids, owner, lists)
 
     monkeypatch.setattr(_store.CopyStore, "append", failing)
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(MemoryError) as caught:
         index.update_vectors(np.arange(200), x[200:400])
     monkeypatch.undo()
     assert caught.value.__notes__ == [
-        "update_vectors was stopped: keys[:50] have their new vectors, keys[50:100] were removed, "
-        "the others are as before."
+        "update_vectors was stopped: keys[:50] have their new vectors, the others are as before, "
+        "but keys[50:100] were removed."
     ]
     counts_agree(index, entries_of)
     assert index.ntotal == 250
     np.testing.assert_array_equal(index.reconstruct_n(0, 50), x[200:250])
+    np.testing.assert_array_equal(index.reconstruct_n(100), x[100:300])
+
+
+def test_interrupted_update_loses_nothing(blobs, soft, entries_of, monkeypatch):
+    x = blobs(400, 4)
+    index = soft(x, 3)
+    index.add(x[:300])
+    monkeypatch.setattr(_vectors, "_BLOCK_ROWS", 50)
+    append = _store.CopyStore.append
+
+    def interrupted(self, rows, ids, owner, lists):
+        if ids[0] == 50:
+            os.kill(os.getpid(), signal.SIGINT)
+        append(self, rows, ids, owner, lists)
+
+    monkeypatch.setattr(_store.CopyStore, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        index.update_vectors(np.arange(200), x[200:400])
+    monkeypatch.undo()
+    assert caught.value.__notes__ == [
+        "update_vectors was stopped: keys[:100] have their new vectors, the others are as before."
+    ]
+    counts_agree(index, entries_of)
+    np.testing.assert_array_equal(index.reconstruct_n(0, 100), x[200:300])
     np.testing.assert_array_equal(index.reconstruct_n(100), x[100:300])
 
 
