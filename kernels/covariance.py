@@ -172,8 +172,9 @@ def share_kernel(
 ):  # fmt: skip
     """Responsibilities of a group of components for a slab of a chunk of `length` rows.
 
-    Listed are the rows where one of them exceeds `least`, in order. Lists are filled up with
-    responsibilities of zero to a multiple of BLOCK_L, which divides a slab.
+    Listed are the rows where one of them exceeds `least`, in order, with what is stored of them as
+    float32, which the scatter can load ahead. Lists are filled up with responsibilities of zero to
+    a multiple of BLOCK_L, which divides a slab.
     """
     group = tl.program_id(0).to(tl.int64)
     begin = tl.multiple_of(tl.program_id(1).to(tl.int64) * slab, 16)
@@ -193,9 +194,9 @@ def share_kernel(
             logit = tl.load(logits + g * chunk + rows, mask=inside, other=LOWEST)
             share = tl.exp2(logit - z)
             tl.store(resp + g * chunk + rows, share.to(resp.dtype.element_ty), mask=inside)
-            share = (share * RELIFT).to(listed.dtype.element_ty)
+            share = (share * RELIFT).to(resp.dtype.element_ty).to(tl.float32)
             shares = shares + (share,)
-            largest = tl.maximum(largest, share.to(tl.float32))
+            largest = tl.maximum(largest, share)
         hit = largest > least
         place = begin + found + tl.cumsum(hit.to(tl.int32), axis=0) - 1
         tl.store(index + place, rows.to(tl.int32), mask=hit)
@@ -207,7 +208,7 @@ def share_kernel(
     none = tl.zeros((BLOCK_L,), tl.float32)
     tl.store(index + rest, none.to(tl.int32), mask=open_)
     for g in tl.static_range(GROUP):
-        tl.store(listed + g * chunk + rest, none.to(listed.dtype.element_ty), mask=open_)
+        tl.store(listed + g * chunk + rest, none, mask=open_)
     tl.store(count + group * tl.num_programs(1) + tl.program_id(1), found)
 
 
@@ -226,11 +227,11 @@ def _split(value, like, MODE: tl.constexpr):
 def _scattered(xa, xb, xa_low, xb_low, mean_a, mean_b, r, acc, MODE: tl.constexpr):
     """`acc` plus the scatter of a tile: features x rows, rows x features, rows."""
     if MODE == "bf16" and INTERPRETED:
-        weighted = (xa.to(tl.float32) - mean_a.to(tl.float32)[:, None]) * r.to(tl.float32)[None, :]
+        weighted = (xa.to(tl.float32) - mean_a.to(tl.float32)[:, None]) * r[None, :]
         acc = product(weighted.to(xa.dtype), xb, acc, MODE)
     elif MODE == "fp16" or MODE == "bf16":
         # In half precision throughout: two roundings of a unit each, at a third of the work.
-        acc = product((xa - mean_a[:, None]) * r[None, :], xb, acc, MODE)
+        acc = product((xa - mean_a[:, None]) * r.to(xa.dtype)[None, :], xb, acc, MODE)
     else:
         left = xa.to(tl.float32) - mean_a[:, None]
         right = xb.to(tl.float32) - mean_b[None, :]

@@ -116,7 +116,7 @@ class FullSweep(Chunks):
         # Components past the last are never written.
         self.resp[self.components :] = 0
         self.resp_strides = (1, self.chunk)
-        self.listed = torch.empty(shape, dtype=dtype, device=device)
+        self.listed = torch.empty_like(self._logits)
         # The kernel reads one tile ahead.
         size = self.groups * self.chunk + ROW_STEP
         self.index = torch.empty(size, dtype=torch.int32, device=device)
