@@ -112,7 +112,10 @@ def _case(
         reason = contender.obstacle(case, plan.device)
         if reason:
             row = replace(row, status="unsupported", reason=reason)
-        elif not _in_time(contender, case, job, budget if contender.own else share):
+        # The first of ours may use up the time of later cases, which are less important.
+        elif not _in_time(
+            contender, case, job, budget if contender is plan.contenders[0] else share
+        ):
             yield LeftOut(case, contender.name, job)
             continue
         else:
