@@ -28,10 +28,12 @@ from gmm_ivf.rules import Rule
 
 
 class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
-    """An IVF index that stores vectors near a boundary in several lists.
+    """An IVF index whose lists overlap: a vector near a boundary is found from either side.
 
-    The first list of a vector is that of its nearest mean, as in stock FAISS; a rule chooses
-    further ones. Searches return each id once, with its best distance.
+    Layout "lists" stores such a vector in several lists. The first is that of its nearest mean, as
+    in stock FAISS; a rule chooses further ones. Searches return each id once, with its best
+    distance. Layout "cells" stores each vector once, with those between the same two means, and
+    scans the cells that are most likely to hold neighbours.
 
     Parameters
     ----------
@@ -41,8 +43,9 @@ class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
         mixture lives in the transformed space, in `q.d` dimensions.
     q : GMMQuantizer, default=None
         Its coarse quantizer; None takes the one that `index` refers to.
-    layout : {"lists"}, default="lists"
-        Copies of a vector in several lists.
+    layout : {"lists", "cells"}, default="lists"
+        With "cells" the next four options and `fast_scan` stay at their defaults, and `nprobe`
+        means the vectors of so many average lists.
     rule : str or Rule, default="responsibility"
         By "responsibility" a further component takes a copy when its posterior is above `tau`.
         "air", "soar", "spann", "top2" and "ratio" go by the nearest means instead: see
@@ -55,8 +58,8 @@ class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
         Excludes `tau`; with neither it is 1.5. Of rule "responsibility" only.
     max_lists : int, default=2
         Most lists per vector. 1 is hard assignment, and equals stock FAISS.
-    cells : None
-        Options of a layout that is not available yet.
+    cells : CellOptions, default=None
+        Options of layout "cells"; None takes their defaults.
     fast_scan : bool, default=False
         Search a FastScan copy of the codes, which is made at the first search after a change and
         takes as much memory again. For faiss.IndexIVFPQ of 4 bits and faiss.IndexIVFRaBitQ;
@@ -79,8 +82,6 @@ class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
     ValueError
         For an index that cannot hold copies (FastScan would corrupt memory) or is not empty, and
         for bad options.
-    NotImplementedError
-        For a layout that is not available yet.
 
     Notes
     -----

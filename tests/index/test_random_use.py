@@ -14,9 +14,11 @@ CASES = {
     "codes": ("SQ8", {"max_lists": 4, "replication": 2.2}),
     "originals": ("PQ", {"refine": "flat", "k_factor": 1000}),
     "fast": ("PQ", {"fast_scan": True, "max_lists": 3, "replication": 1.8}),
+    "cells": ("Flat", {"layout": "cells"}),
+    "cells originals": ("PQ", {"layout": "cells", "refine": "flat", "k_factor": 1000}),
     "fast originals": ("RaBitQ", {"fast_scan": True, "refine": "flat", "k_factor": 1000}),
 }
-EXACT = {"flat", "hard", "top2", "originals", "fast originals"}
+EXACT = {"flat", "hard", "top2", "originals", "fast originals", "cells", "cells originals"}
 
 
 class Twin:
