@@ -42,6 +42,7 @@ SUM = Config(64, 64, 4, 4)
 # precision; where it is split into two parts, or centred twice, one has the registers to itself.
 SCATTER_BLOCK = 64
 SCATTER: dict[str, Any] = {"BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+SCATTER_CENTRED: dict[str, Any] = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
 LIST_GROUP = 2
 # Programs of the scatter wanted per multiprocessor.
 SCATTER_WAVES = 6
@@ -104,6 +105,7 @@ class FullSweep(Chunks):
         self.least = 0.0 if half else 2.0 ** (covariance.LIST_LIFT - 48)
         self.group = LIST_GROUP if half else 1
         self.groups = self.components // self.group
+        self.scatter = SCATTER if half else SCATTER_CENTRED
         self.side = -(-d // SCATTER_BLOCK) * SCATTER_BLOCK
         wanted = SCATTER_WAVES * multiprocessors // (self.groups * (self.side // SCATTER_BLOCK))
         self.slab = -(-self.chunk // max(1, wanted) // ROW_STEP) * ROW_STEP
@@ -157,7 +159,7 @@ class FullSweep(Chunks):
         self._distances(start, chunk, True)
         if not given:
             self._normalise(start, chunk, norm)
-        flags: dict[str, Any] = {**SHARE, "GROUP": self.group, "BLOCK_L": SCATTER["BLOCK_N"]}
+        flags: dict[str, Any] = {**SHARE, "GROUP": self.group, "BLOCK_L": self.scatter["BLOCK_N"]}
         covariance.share_kernel[(self.groups, self.count.shape[1])](
             self._logits, norm, self.resp, self.listed, self.index, self.count,
             start, self.slab, self.chunk, chunk, self.least, **flags,
@@ -192,7 +194,7 @@ class FullMoments(Moments):
     def _scatter(self, start: int, tiles: int, square: bool) -> None:
         sweep, samples = self.full, self.full.samples
         flags: dict[str, Any] = {
-            **SCATTER, "MODE": sweep.prepared.mode, "EVEN_D": samples.width % SCATTER_BLOCK == 0,
+            **sweep.scatter, "MODE": sweep.prepared.mode, "EVEN_D": samples.width % SCATTER_BLOCK == 0,
             "SQUARE": square, "GROUP": sweep.group, "BLOCK_D": SCATTER_BLOCK,
         }  # fmt: skip
         covariance.scatter_kernel[(sweep.groups, sweep.count.shape[1], tiles)](
