@@ -193,9 +193,10 @@ class FullMoments(Moments):
 
     def _scatter(self, start: int, tiles: int, square: bool) -> None:
         sweep, samples = self.full, self.full.samples
+        even = samples.width % SCATTER_BLOCK == 0
         flags: dict[str, Any] = {
-            **sweep.scatter, "MODE": sweep.prepared.mode, "EVEN_D": samples.width % SCATTER_BLOCK == 0,
-            "SQUARE": square, "GROUP": sweep.group, "BLOCK_D": SCATTER_BLOCK,
+            **sweep.scatter, "MODE": sweep.prepared.mode, "EVEN_D": even, "SQUARE": square,
+            "GROUP": sweep.group, "BLOCK_D": SCATTER_BLOCK,
         }  # fmt: skip
         covariance.scatter_kernel[(sweep.groups, sweep.count.shape[1], tiles)](
             samples.values[:, start:], sweep.prepared.linear, sweep.listed, sweep.index,
