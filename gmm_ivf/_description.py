@@ -78,14 +78,8 @@ def _refused(text: str, token: str, wanted: str) -> ValueError:
     return ValueError(f"description {text!r}: {token!r} is not {wanted}. The form is {GRAMMAR}.")
 
 
-def parse(text: str) -> Description:
-    """Read a description.
-
-    Raises
-    ------
-    ValueError
-        Naming the token at fault, and what may stand there.
-    """
+def _tokens(text: str) -> tuple[list[str], str, list[str]]:
+    """What stands before GMM<K>, that, and what stands behind it."""
     if not isinstance(text, str):
         raise ValueError(f"description must be a string such as 'GMM1024x2,PQ32'; got {text!r}.")
     tokens = text.split(",")
@@ -95,7 +89,18 @@ def parse(text: str) -> Description:
             f"description {text!r} must hold one GMM<K>; it has {len(places)}. The form is "
             f"{GRAMMAR}."
         )
-    prefixes, gmm, rest = tokens[: places[0]], tokens[places[0]], tokens[places[0] + 1 :]
+    return tokens[: places[0]], tokens[places[0]], tokens[places[0] + 1 :]
+
+
+def parse(text: str) -> Description:
+    """Read a description.
+
+    Raises
+    ------
+    ValueError
+        Naming the token at fault, and what may stand there.
+    """
+    prefixes, gmm, rest = _tokens(text)
     for token in prefixes:
         if not _PREFIX.fullmatch(token):
             raise _refused(text, token, f"a prefix ({PREFIXES})")
@@ -107,16 +112,17 @@ def parse(text: str) -> Description:
         raise _refused(text, codec, f"a codec ({CODECS})")
     if more not in ([], ["RFlat"]):
         raise _refused(text, ",".join(more), "RFlat, which is all that may follow the codec")
+    if "cells" in gmm and re.search("fsr?$", codec):
+        raise ValueError(
+            f"description {text!r}: {codec!r} does not go with cells, which are smaller than the "
+            f"blocks of FastScan; take {re.sub('fsr?$', '', codec)!r}."
+        )
     nlist, max_lists, links, hnsw = (int(part) if part else None for part in match.groups())
+    if re.fullmatch(r"PQ\d+x8", codec):
+        codec = codec.removesuffix("x8")
+    cells = "cells" in gmm
     return Description(
-        tuple(prefixes),
-        nlist or 0,
-        max_lists or 1,
-        "cells" in gmm,
-        links,
-        hnsw,
-        codec.replace("x8", "") if re.fullmatch(r"PQ\d+x8", codec) else codec,
-        bool(more),
+        tuple(prefixes), nlist or 0, max_lists or 1, cells, links, hnsw, codec, bool(more)
     )
 
 

@@ -145,6 +145,7 @@ def test_what_has_no_description(trained, blobs):
         ("OPX4,GMM8,Flat", r"'OPX4' is not a prefix \(OPQ<M>"),
         ("GMM8,Flat,Refine(SQ8)", r"'Refine\(SQ8\)' is not RFlat"),
         ("GMM8,Flat,RFlat,RFlat", "'RFlat,RFlat' is not RFlat"),
+        ("GMM8cells,PQ4x4fs", "'PQ4x4fs' does not go with cells, .* take 'PQ4x4'"),
         ("GMM8,PQ5", r"FAISS does not make IVF8,PQ5 of 8 dimensions \(.*multiple"),
         ("", "must hold one GMM<K>"),
         (None, "must be a string"),
