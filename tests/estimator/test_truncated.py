@@ -114,10 +114,10 @@ def test_the_first_iteration_that_exceeds_the_bound_is_done_exactly(
 
     monkeypatch.setattr(TruncatedEngine, "_loss", third_exceeds)
     x = blobs(64, 5, 33, 12.0)
-    options = {"device": device, "backend": "triton", "max_iter": 9}
+    options = {"device": device, "backend": "triton", "max_iter": 5}
     exact, cut = fit(x, 33, **options), fit(x, 33, truncation=1e-4, **options)
     share = np.array(cut.fit_report_["visited_share"])
-    assert (share == 1).tolist() == [False, False, True, *[False] * 6]
+    assert (share == 1).tolist() == [False, False, True, False, False]
     assert cut.fit_report_["exact_iterations"] == 1
     assert cut.fit_report_["discarded_mass"][2] == 0
     np.testing.assert_allclose(cut.lower_bounds_, exact.lower_bounds_, atol=1e-4)

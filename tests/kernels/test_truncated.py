@@ -70,9 +70,9 @@ def close(got: torch.Tensor, want: torch.Tensor, rtol: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[1:])
 def test_with_all_blocks_it_is_exact_em(kind: str, mode: str) -> None:
-    compare_with_exact(kind, mode, 40, 65, 17, SMALL)
+    compare_with_exact(kind, mode, 20, 33, 17, SMALL)
 
 
 @pytest.mark.parametrize("kind", KINDS)
