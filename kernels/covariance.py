@@ -261,8 +261,9 @@ def scatter_kernel(
     i = tl.program_id(2)
     j = i
     if not SQUARE:
-        # The strictly upper pairs in order: (0, 1), (0, 2), (1, 2), (0, 3) ...
-        j = ((tl.sqrt(8.0 * i.to(tl.float32) + 1.0) + 1.0) * 0.5).to(tl.int32)
+        # The strictly upper pairs in order: (0, 1), (0, 2), (1, 2), (0, 3) ... The root of a square
+        # may come out a little low.
+        j = ((tl.sqrt(8.0 * i.to(tl.float32) + 1.0) + 1.002) * 0.5).to(tl.int32)
         i -= j * (j - 1) // 2
     left = i * BLOCK_D + tl.arange(0, BLOCK_D)
     right = j * BLOCK_D + tl.arange(0, BLOCK_D)
