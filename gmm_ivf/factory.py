@@ -65,34 +65,41 @@ def index_factory(
     parsed = parse(description)
     check_count(d, "d")
     index = _stock(d, parsed, check_metric(metric), description)
+    if parsed.hnsw:
+        gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
+    q = GMMQuantizer(checked_ivf(index).d, parsed.nlist, metric, **gmm_options)
+    q.attach(index)
+    given = _layout_options(parsed, cells, description)
+    return IndexIVFGMM(index, q, rule=rule, tau=tau, replication=replication, **given)
+
+
+def _stock(d: int, parsed: Description, metric: int, text: str) -> Any:
+    """The FAISS index that is wrapped, over a quantizer of FAISS's own."""
+    tokens = [*parsed.prefixes, f"IVF{parsed.nlist}", parsed.plain_codec]
+    try:
+        index = faiss.index_factory(d, ",".join(tokens), metric)
+    except RuntimeError as error:
+        reason = str(error).split("Error: ")[-1].strip()
+        raise ValueError(
+            f"description {text!r}: FAISS does not make {','.join(tokens)} of {d} dimensions "
+            f"({reason})."
+        ) from error
     ivf = checked_ivf(index)
     if isinstance(ivf, faiss.IndexIVFPQ):
         # It would order the codes for filtering by Hamming distance, which nothing here does.
         ivf.do_polysemous_training = False
         ivf.by_residual = not parsed.fast_scan or parsed.codec.endswith("r")
-    if parsed.hnsw:
-        gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
-    q = GMMQuantizer(ivf.d, parsed.nlist, metric, **gmm_options)
-    q.attach(index)
+    return index
+
+
+def _layout_options(parsed: Description, cells: Any, text: str) -> dict[str, Any]:
+    """Keywords of `IndexIVFGMM` that a description stands for."""
+    given = {"fast_scan": parsed.fast_scan, "refine": "flat" if parsed.refine else None}
     if parsed.cells:
-        given: dict[str, Any] = {
-            "layout": "cells",
-            "cells": _cell_options(cells, parsed, description),
-        }
-    elif cells is None:
-        given = {"max_lists": parsed.max_lists}
-    else:
-        raise ValueError(f"cells={cells!r} needs GMM<K>cells in the description {description!r}.")
-    return IndexIVFGMM(
-        index,
-        q,
-        rule=rule,
-        tau=tau,
-        replication=replication,
-        fast_scan=parsed.fast_scan,
-        refine="flat" if parsed.refine else None,
-        **given,
-    )
+        return {**given, "layout": "cells", "cells": _cell_options(cells, parsed, text)}
+    if cells is not None:
+        raise ValueError(f"cells={cells!r} needs GMM<K>cells in the description {text!r}.")
+    return {**given, "max_lists": parsed.max_lists}
 
 
 def _cell_options(cells: Any, parsed: Description, text: str) -> CellOptions:
@@ -103,16 +110,3 @@ def _cell_options(cells: Any, parsed: Description, text: str) -> CellOptions:
     if options.links not in (None, parsed.links):
         raise ValueError(f"description {text!r} and cells.links={options.links} contradict.")
     return dataclasses.replace(options, links=parsed.links)
-
-
-def _stock(d: int, parsed: Description, metric: int, text: str) -> Any:
-    """The FAISS index that is wrapped, over a quantizer of FAISS's own."""
-    tokens = [*parsed.prefixes, f"IVF{parsed.nlist}", parsed.plain_codec]
-    try:
-        return faiss.index_factory(d, ",".join(tokens), metric)
-    except RuntimeError as error:
-        reason = str(error).split("Error: ")[-1].strip()
-        raise ValueError(
-            f"description {text!r}: FAISS does not make {','.join(tokens)} of {d} dimensions "
-            f"({reason})."
-        ) from error

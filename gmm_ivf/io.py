@@ -59,6 +59,11 @@ def write_index(index: IndexIVFGMM, path: str | os.PathLike) -> None:
     if not index.is_trained:
         raise ValueError("index is not trained: call train(x) before writing it.")
     index._ready()
+    write_sections(path, *_contents(index))
+
+
+def _contents(index: IndexIVFGMM) -> tuple[dict[str, Any], dict[str, np.ndarray | Stream]]:
+    """Settings and arrays of a file."""
     # A graph over the means is built at the first search: there shall be one to write.
     CoarseRanker(index.quantizer, index.quantizer.mixture)
     ivf = index._ivf
@@ -81,7 +86,7 @@ def write_index(index: IndexIVFGMM, path: str | os.PathLike) -> None:
     }
     if index.quantizer.graph is not None:
         arrays["graph"] = faiss.serialize_index(index.quantizer.graph)
-    write_sections(path, settings, arrays)
+    return settings, arrays
 
 
 def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = True) -> IndexIVFGMM:
