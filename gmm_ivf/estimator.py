@@ -247,14 +247,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         started = time.perf_counter()
         rows = self._check_rows(X, reset=True)
         engine = self._engine(rows)
-        given = check_initial_parameters(
-            self.weights_init,
-            self.means_init,
-            self.precisions_init,
-            self.covariance_type,
-            self.n_components,
-            rows.d,
-        )
+        given = self._given(rows.d)
         resume = self.warm_start and hasattr(self, "converged_")
         if resume:
             self._check_resumable(rows.d)
@@ -295,6 +288,10 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         }
         self._warn(rows.n)
         return self
+
+    def _given(self, d: int) -> tuple:
+        parts = self.weights_init, self.means_init, self.precisions_init
+        return check_initial_parameters(*parts, self.covariance_type, self.n_components, d)
 
     def _engine(self, rows: Rows) -> Engine:
         """The passes that EM is made of, on the device and backend that are to run."""
