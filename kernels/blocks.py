@@ -73,6 +73,20 @@ def product2(a, b, b_low, acc, MODE: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def sum_of(total, r, r_low, x, x_low, MODE: tl.constexpr, SPLIT: tl.constexpr):
+    """``total + r @ x``; x with its low part if SPLIT, and r with its own in mode fp16x3.
+
+    There the products of a tile start from zero, as in `product3`.
+    """
+    if MODE == "fp16x3":
+        part = product(r_low, x, tl.zeros(total.shape, tl.float32), MODE)
+        out = total + product2(r, x, x_low, part, MODE, SPLIT)
+    else:
+        out = product2(r, x, x_low, total, MODE, SPLIT)
+    return out
+
+
+@triton.jit
 def tile_at(base, start, cols, stride, BLOCK_N: tl.constexpr):
     """Pointers to a tile of a row-major matrix; only `start` needs 64 bits."""
     rows = tl.arange(0, BLOCK_N)

@@ -49,6 +49,9 @@ __all__ = [
 
 # Samples per slab of the accumulation at least.
 MIN_SLAB = 1024
+# And at most: tensor cores truncate their sums, which is a bias that grows with their number; over
+# so many samples of small responsibilities each it reaches half a thousandth.
+MAX_SLAB = 1 << 17
 
 
 def row_pass(
@@ -215,7 +218,7 @@ def partials(samples: Samples, prepared: Prepared, configs: Configs = None) -> P
 
 def _slab(n: int, k_blocks: int, config: Config, multiprocessors: int) -> int:
     """Samples of a slab, a multiple of those of a tile."""
-    count = slab_count(k_blocks, config.waves * multiprocessors)
+    count = slab_count(k_blocks, config.waves * multiprocessors, -(-n // MAX_SLAB))
     length = max(MIN_SLAB, -(-n // count))
     return -(-length // config.block_n) * config.block_n
 

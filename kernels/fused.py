@@ -18,10 +18,10 @@ from gmm_ivf.kernels.blocks import (
     TAIL,
     load_tile,
     product,
-    product2,
     product3,
     row_logits,
     squares,
+    sum_of,
     tile_at,
 )
 
@@ -158,21 +158,16 @@ def moment_kernel(
         resp = tl.exp2(acc * g[:, None] + c[:, None] - (z - LIFT_BITS)[None, :])
         exact = resp
         resp = exact.to(x.dtype.element_ty)
-        if MODE == "fp16x3":
-            resp_low = (exact - resp.to(tl.float32)).to(x.dtype.element_ty)
-            first = product(resp_low, xt, first, MODE)
-        first = product2(resp, xt, x_low, first, MODE, MODE == "fp16x3")
+        resp_low = (exact - resp.to(tl.float32)).to(x.dtype.element_ty)
+        first = sum_of(first, resp, resp_low, xt, x_low, MODE, MODE == "fp16x3")
         # Counted as they enter the other sums, so that means and variances keep no bias.
-        if COV != "spherical":
-            count += tl.sum(exact if MODE == "fp16x3" else resp.to(tl.float32), axis=1)
         if COV == "spherical":
-            extra = product(resp, xt_tail, extra, MODE)
-            if MODE == "fp16x3":
-                extra = product(resp_low, xt_tail, extra, MODE)
+            extra = sum_of(extra, resp, resp_low, xt_tail, xt_tail, MODE, False)
+        else:
+            count += tl.sum(exact if MODE == "fp16x3" else resp.to(tl.float32), axis=1)
         if COV == "diag":
-            if MODE == "fp16x3":
-                second = product(resp_low, sq, second, MODE)
-            second = product2(resp, sq, sq_low, second, MODE, MODE == "fp16x3" or MODE == "tf32")
+            split: tl.constexpr = MODE == "fp16x3" or MODE == "tf32"
+            second = sum_of(second, resp, resp_low, sq, sq_low, MODE, split)
         z = z_next
     at_out = tl.program_id(1).to(tl.int64) * k + ks
     wide = at_out[:, None] * BLOCK_D + cols[None, :]

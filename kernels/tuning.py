@@ -142,7 +142,7 @@ def default(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> Config:
     return candidates(problem, shared_limit)[0]
 
 
-def slab_count(k_blocks: int, places: int) -> int:
+def slab_count(k_blocks: int, places: int, fewest: int = 1) -> int:
     """Into how many slabs to divide the samples of the moments.
 
     The fewest whose programs, one for each slab and block of components, fill 95 % of the last
@@ -154,13 +154,16 @@ def slab_count(k_blocks: int, places: int) -> int:
         Blocks of components.
     places : int
         Programs of a wave.
+    fewest : int, default=1
+        Slabs at least, where they would be too long otherwise.
     """
 
     def filled(slabs: int) -> float:
         programs = slabs * k_blocks
         return programs / (-(-programs // places) * places)
 
-    counts = range(1, max(1, _MOST_WAVES * places // k_blocks) + 1)
+    most = max(_MOST_WAVES * places // k_blocks, 2 * fewest - 1)
+    counts = range(fewest, most + 1)
     return next((n for n in counts if filled(n) >= 0.95), max(counts, key=filled))
 
 

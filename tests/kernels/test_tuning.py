@@ -51,6 +51,9 @@ def test_slabs_by_hand() -> None:
     # 24 x 16 programs in 396 places; 256 programs would leave a third of them empty.
     assert tuning.slab_count(16, 396) == 24
     assert tuning.slab_count(256, 396) == 3
+    # Not to be longer than an eighth of the samples: then five waves and a half.
+    assert 8 <= tuning.slab_count(256, 396, fewest=8) <= 15
+    assert tuning.slab_count(16384, 396, fewest=3) in (3, 4, 5)
 
 
 def test_an_unknown_gpu_gets_the_default() -> None:
