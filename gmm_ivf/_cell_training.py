@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.linalg import eigh
 
 from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._cell_search import chosen_by_query, make_plan, prepared, ranking_cost
@@ -19,6 +20,8 @@ _MOST_DIRECTIONS = 32
 _ROWS_PER_LIST, _MOST_ROWS, _QUERIES = 256, 1 << 18, 400
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BINS = (1, 4)
+# Share of the cost below which the second number of bins is taken.
+_GAIN_OF_BINS = 0.85
 # Without a measurement. Of no weight is worse on all data tried, of 0.25 never by much.
 _DEFAULT_WEIGHT = 0.25
 # Lists' worth of vectors to scan, between which the cost at a recall is found.
@@ -54,8 +57,10 @@ def points_and_norms(ranker: CoarseRanker, rows: np.ndarray) -> tuple[np.ndarray
     return points, norms
 
 
-def learned_shape(ranker: CoarseRanker, sample: Sample, options: CellOptions, bins: int) -> Shape:
-    """Cells and sketches learned on a sample; `bins` is that of the residuals."""
+def learned_shapes(
+    ranker: CoarseRanker, sample: Sample, options: CellOptions, bins: tuple[int, ...]
+) -> list[Shape]:
+    """Cells and sketches learned on a sample, for each number of bins of the residuals."""
     nlist, d = ranker.table.shape
     links = nearest_links(ranker, options.links or _default_links(nlist))
     bare = Shape(
@@ -71,12 +76,17 @@ def learned_shape(ranker: CoarseRanker, sample: Sample, options: CellOptions, bi
     directions = options.sketch
     if directions is None:
         directions = min(_MOST_DIRECTIONS, d // 4)
-    return replace(
-        bare,
-        merged=merged & (options.min_size > 1),
-        edges_of_bins=_edges_of_bins(sample.own, _left(bare, moments, cells), nlist, bins),
-        directions=_directions(bare, sample.points, moments, cells, min(directions, d)),
-    )
+    directions = _directions(bare, sample.points, moments, cells, min(directions, d))
+    left = _left(bare, moments, cells)
+    return [
+        replace(
+            bare,
+            merged=merged & (options.min_size > 1),
+            edges_of_bins=_edges_of_bins(sample.own, left, nlist, number),
+            directions=directions,
+        )
+        for number in bins
+    ]
 
 
 def _default_links(nlist: int) -> int:
@@ -124,8 +134,9 @@ def _directions(
     starts = np.flatnonzero(np.diff(cells[order], prepend=-1))
     sizes = np.diff(np.append(starts, len(cells)))
     centres = np.add.reduceat(off[order].astype(np.float64), starts) / sizes[:, None]
-    vectors = np.linalg.eigh(centres.T @ centres)[1]
-    return np.ascontiguousarray(vectors[:, ::-1][:, :count].T, np.float32)
+    d = points.shape[1]
+    vectors = eigh(centres.T @ centres, subset_by_index=[d - count, d - 1])[1]
+    return np.ascontiguousarray(vectors[:, ::-1].T, np.float32)
 
 
 def learn(ranker: CoarseRanker, x: Any, options: CellOptions) -> tuple[Shape, float]:
@@ -139,15 +150,19 @@ def learn(ranker: CoarseRanker, x: Any, options: CellOptions) -> tuple[Shape, fl
     weights = _WEIGHTS if options.residual_weight is None else (float(options.residual_weight),)
     if options.visit == "list" or len(sample.own) < 2 * _QUERIES:
         weight = options.residual_weight
-        shape = learned_shape(ranker, sample, options, bins[0])
+        shape = learned_shapes(ranker, sample, options, bins[:1])[0]
         return shape, _DEFAULT_WEIGHT if weight is None else float(weight)
-    shapes = [learned_shape(ranker, sample, options, number) for number in bins]
+    shapes = learned_shapes(ranker, sample, options, bins)
     if len(shapes) == 1 and len(weights) == 1:
         return shapes[0], weights[0]
     trial = Trial(ranker, sample, options)
-    costs = {(n, w): trial.cost(shapes[n], w) for n in range(len(shapes)) for w in weights}
-    best, weight = min(costs, key=lambda choice: costs[choice])
-    return shapes[best], weight
+    costs = np.array([trial.costs(shape, weights) for shape in shapes])
+    if not np.isfinite(costs).any():
+        return shapes[0], _DEFAULT_WEIGHT
+    # Several bins are several times the cells, and their memory.
+    several = len(shapes) > 1 and costs[1].min() < _GAIN_OF_BINS * costs[0].min()
+    choice = 1 if several else 0
+    return shapes[choice], weights[int(costs[choice].argmin())]
 
 
 class Trial:
@@ -173,13 +188,18 @@ class Trial:
         base = self._rows if self._is_product else self._points
         self._truth = faiss.knn(queries, base, min(_NEIGHBOURS, len(kept)), metric=metric)[1]
 
-    def cost(self, shape: Shape, weight: float) -> float:
-        """Distance computations at which 90 % of the neighbours are found, by interpolation."""
+    def costs(self, shape: Shape, weights: tuple[float, ...]) -> list[float]:
+        """Distance computations at which 90 % of the neighbours are found, for each weight."""
         local, moments = shape.place(self._points, self._own, self._norms)
         cells = self._own * shape.per_component + local
         occupied = Occupied.of_sorted(np.sort(cells), shape.per_component)
-        ranked = ranked_cells(shape, Moments.of(cells, moments), occupied, weight, self._is_product)
+        means = Moments.of(cells, moments)
         wanted = np.searchsorted(occupied.cells, cells)[self._truth]
+        product = self._is_product
+        tables = (ranked_cells(shape, means, occupied, weight, product) for weight in weights)
+        return [self._cost(shape, ranked, wanted) for ranked in tables]
+
+    def _cost(self, shape: Shape, ranked: Any, wanted: np.ndarray) -> float:
         recalls, costs = [0.0], [1.0]
         for probes in _PROBES:
             recall, cost = self._measured(shape, ranked, wanted, probes)
@@ -187,10 +207,8 @@ class Trial:
                 recalls.append(recall)
                 costs.append(cost)
             if recall >= _RECALL:
-                break
-        if recalls[-1] < _RECALL:
-            return np.inf
-        return float(np.exp(np.interp(_RECALL, recalls, np.log(costs))))
+                return float(np.exp(np.interp(_RECALL, recalls, np.log(costs))))
+        return np.inf
 
     def _measured(
         self, shape: Shape, ranked: Any, wanted: np.ndarray, probes: float

@@ -119,7 +119,6 @@ def test_refused_objects():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"layout": "cells"}, NotImplementedError, "not available yet; use layout"),
         ({"layout": "rows"}, ValueError, 'layout must be "lists" or "cells"; got .rows'),
         ({"cells": object()}, ValueError, "cells holds options"),
         ({"rule": "best"}, ValueError, "rule must be one of.*'responsibility', 'air'.*got 'best'"),
