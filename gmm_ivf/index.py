@@ -20,14 +20,14 @@ from gmm_ivf._making import make_layout
 from gmm_ivf._mutating import Mutating
 from gmm_ivf._originals import Originals
 from gmm_ivf._probing import Probing
-from gmm_ivf._searching import Searching
+from gmm_ivf._tuning import Tuning
 from gmm_ivf._unsupported import Unsupported
 from gmm_ivf._vectors import block, check_rows
 from gmm_ivf.quantizer import GMMQuantizer
 from gmm_ivf.rules import Rule
 
 
-class IndexIVFGMM(Searching, Mutating, Converting, Unsupported):
+class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
     """An IVF index whose lists overlap: a vector near a boundary is found from either side.
 
     Layout "lists" stores such a vector in several lists. The first is that of its nearest mean, as

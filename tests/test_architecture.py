@@ -73,6 +73,7 @@ CHAIN = (
     "_originals",
     "_adapter",
     "_searching",
+    "_tuning",
     "_mutating",
     "_export",
     "_gpu_limits",

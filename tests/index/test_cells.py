@@ -37,7 +37,8 @@ def exact(x, queries, k, metric=L2):
 
 
 def params(nprobe, sel=None, max_codes=0):
-    made = faiss.SearchParametersIVF(nprobe=nprobe, max_codes=max_codes)
+    made = faiss.SearchParametersIVF()
+    made.nprobe, made.max_codes = nprobe, max_codes
     if sel is not None:
         made.sel = sel
     return made
@@ -343,3 +344,47 @@ def test_lists_of_the_caller_are_refused(blobs, celled):
     with pytest.raises(NotImplementedError, match="chooses the list of a vector itself"):
         index.add_preassigned(x, np.zeros((500, 1), np.int64))
     assert index.ntotal == 0
+
+
+@pytest.mark.parametrize("name", ["Flat", "SQ8"])
+@pytest.mark.parametrize("metric", [L2, IP], ids=["l2", "ip"])
+def test_tune_scans_what_a_recall_takes(blobs, celled, name, metric):
+    x, queries = blobs(4000, 16), blobs(200, 16, seed=3)
+    index = celled(x, 16, name, metric)
+    index.add(x)
+    everything = index.search(queries, 10, params(16))[1]
+    found = index.tune(queries, recall=0.8)
+    labels = index.search(queries, 10)[1]
+    shared = [len(set(a) & set(b)) / 10 for a, b in zip(labels, everything, strict=True)]
+    assert np.mean(shared) == pytest.approx(found["recall"], abs=0.005)
+    assert 0.8 <= found["recall"] < 0.85
+    assert index.last_search.scanned.mean() <= found["max_codes"] < 2000
+    cost = index.last_search.distance_computations.mean()
+    assert cost == pytest.approx(found["distance_computations"])
+    more = index.tune(queries, recall=0.99)
+    assert more["max_codes"] > found["max_codes"]
+
+
+def test_tune_of_layout_lists_probes_what_a_recall_takes(blobs, soft):
+    x, queries = blobs(3000, 16), blobs(100, 16, seed=3)
+    index = soft(x, 16)
+    index.add(x)
+    found = index.tune(queries, recall=0.9)
+    assert index.nprobe == found["nprobe"] < 16
+    index.nprobe -= 1
+    everything = index.search(queries, 10, params(16))[1]
+    labels = index.search(queries, 10)[1]
+    shared = [len(set(a) & set(b)) / 10 for a, b in zip(labels, everything, strict=True)]
+    assert np.mean(shared) < 0.9 <= found["recall"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"recall": 0}, "recall must be a number in"), ({"k": 501}, "k=501 must not exceed the 500")],
+)
+def test_tune_refuses_what_cannot_be(blobs, celled, arguments, message):
+    x = blobs(500, 8)
+    index = celled(x, 8)
+    index.add(x)
+    with pytest.raises(ValueError, match=message):
+        index.tune(x[:20], **arguments)
