@@ -1,6 +1,7 @@
 """The text of the page "When soft assignment pays": every number in it comes from the points."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from gmm_ivf.eval.method_spec import RESPONSIBILITY, parse_method
@@ -20,6 +21,8 @@ from gmm_ivf.eval.summary import (
 )
 from gmm_ivf.eval.tables import best_cells, best_header, explain, is_busy
 
+# A gain below this at the first recall is not worth the bytes and the training of a soft layout.
+_PAYS = 1.05
 _AT = [TARGETS.index(target) for target in BEST_TARGETS]
 _HEAD = """\
 # When soft assignment pays
@@ -41,6 +44,7 @@ Cost is distance computations per query: vectors scanned, every copy counted, pl
 with list centres, plus other work in units of one distance. `x` is the cost of k-means IVF at the
 same K over this cost, at the same recall@{k}: above 1 means less work. `x best` is the same
 against the best of FAISS's IVF over all K on this page, flat or HNSW coarse quantizer."""
+_KEY = "Ratios to k-means IVF at the same K, at recall .90 / .95; the best row of each kind:"
 _TAIL = """\
 ## On your own vectors
 
@@ -74,9 +78,11 @@ def page(name: str, sets: Sequence[Sequence[OperatingPoint]], command: str) -> s
         What makes the page again.
     """
     k = sets[0][0].key.k
-    parts = [_HEAD.format(command=command, k=k), "## In short", *_short(sets)]
+    parts = [_HEAD.format(command=command, k=k), "## In short", _KEY, *_short(sets)]
     for points in sets:
         parts += _section(name, points)
+    everything = [point for points in sets for point in points]
+    parts += ["## How to read the tables", *map(_wrapped, explain(everything))]
     return "\n\n".join([*parts, _TAIL]) + "\n"
 
 
@@ -89,25 +95,43 @@ def _short(sets: Sequence[Sequence[OperatingPoint]]) -> list[str]:
     bullets = []
     for points in sets:
         block, first = main_block(points), points[0]
-        where = f"**{first.dataset}** ({first.n:,} x {first.d}), K = {block.nlist:,}"
+        where = f"{first.dataset}, {first.n:,} x {first.d}, K = {block.nlist:,}"
         facts = [
-            _fact("copies at their best", _best_of(block, _is_soft)),
-            _fact("cells at their best", _best_of(block, _is_cells)),
-            _fact("FAISS's codes, ranked again, at their best", _best_of(block, _is_coded)),
+            _verdict("Copies", _best_of(block, _is_soft)),
+            _verdict("Cells", _best_of(block, _is_cells)),
+            _larger_k(points, block),
+            _sentence("FAISS's codes, ranked again", _best_of(block, _is_coded)),
+            _overall(points),
         ]
-        facts += [_overall(points)]
-        known = [fact for fact in facts if fact]
-        if known:
-            bullets.append(f"- {where}: {'; '.join(known)}.")
+        bullets.append(f"- **{where}.** {' '.join(fact for fact in facts if fact)}")
     return ["\n".join(bullets)]
 
 
-def _fact(what: str, row: Row | None) -> str:
-    return f"{what} {_pair(row)} (`{row.method}`, {_storage(row)})" if row else ""
+def _verdict(what: str, row: Row | None) -> str:
+    """Whether something pays at the same K, by its best row."""
+    if row is None:
+        return ""
+    gain = _mean(row.ratios[_AT[0]])
+    pays = "pay" if gain >= _PAYS else "hardly pay" if gain > 1 else "do not pay"
+    return _sentence(f"{what} {pays} at the same K", row)
+
+
+def _larger_k(points: Sequence[OperatingPoint], block: Block) -> str:
+    """What FAISS gains over the baseline of a block by another K and coarse quantizer."""
+    base = next((row for row in block.rows if row.method == BASELINE), None)
+    found = [best for best in bests(points) if (best.family, best.by) == (FAISS, "cost")]
+    if base is None or not found or not has_several_plain(points):
+        return ""
+    gains = [f"{1 / ratio.mean:.2f}x" if ratio else "-" for ratio in base.to_best]
+    row = found[0].row
+    return (
+        f"FAISS's IVF with another K instead: {' / '.join(gains)} (`{row.method}`, K = "
+        f"{row.nlist:,}, {_storage(row)})."
+    )
 
 
 def _overall(points: Sequence[OperatingPoint]) -> str:
-    """Best of ours over all K against best of FAISS over all K, in a clause."""
+    """Best of ours over all K against best of FAISS over all K."""
     if not has_several_plain(points):
         return ""
     ours = [best for best in bests(points) if best.by == "cost" and best.family.startswith("ours")]
@@ -117,7 +141,9 @@ def _overall(points: Sequence[OperatingPoint]) -> str:
         if known:
             top = max(known, key=lambda best: best.ratio.mean if best.ratio else 0.0)
             texts.append(f"{_times(top.ratio)} at {target:.2f}")
-    return f"our best over all K against FAISS's best over all K {', '.join(texts)}" * bool(texts)
+    if not texts:
+        return ""
+    return f"Our best over all K against FAISS's best over all K: {', '.join(texts)}."
 
 
 def _section(name: str, points: Sequence[OperatingPoint]) -> list[str]:
@@ -270,7 +296,11 @@ def _how(points: Sequence[OperatingPoint]) -> str:
     machine = f"{stamp.get('cores')} cores of {stamp.get('cpu')}"
     machine += f", training on {stamp['gpu']}" if stamp.get("gpu") else ""
     threads = "/".join(map(str, sorted({point.key.threads for point in points})))
-    return (
+    return _wrapped(
         f"Measured on {machine}, {threads} threads, {points[0].queries:,} queries, at commit "
-        f"{', '.join(commits(points))}. " + " ".join(explain(points))
+        f"{', '.join(commits(points))}."
     )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 98, break_long_words=False, break_on_hyphens=False)

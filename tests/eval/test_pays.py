@@ -2,12 +2,15 @@
 
 import gzip
 import re
+from pathlib import Path
 
 import pytest
 
 from gmm_ivf.eval import pays
-from gmm_ivf.eval.results import Store
+from gmm_ivf.eval.pays_page import figure_name, page
+from gmm_ivf.eval.results import Store, read_points
 
+ROOT = Path(__file__).resolve().parents[2]
 RECALLS = (0.7, 0.78, 0.84, 0.88, 0.92, 0.96)
 
 
@@ -43,10 +46,11 @@ def test_numbers_of_the_page_are_those_of_the_lines(lines, tmp_path, capsys):
     assert pays.main([str(lines), "--out", str(tmp_path / "docs")]) == 0
     text = (tmp_path / "docs" / "when-soft-assignment-pays.md").read_text()
     flat = " ".join(text.split())
-    assert "copies at their best 1.15x / 1.15x (`gmm-soft:rule=soar`, 1.90 entries" in flat
-    assert "cells at their best 2.50x / 2.50x (`gmm-cells`, 1.00 entries" in flat
-    assert "codes, ranked again, at their best 4.00x / 4.00x (`kmeans:codec=RaBitQ," in flat
-    assert "FAISS's best over all K 1.25x at 0.90, 1.25x at 0.95" in flat
+    assert "Copies pay at the same K: 1.15x / 1.15x (`gmm-soft:rule=soar`, 1.90 entries" in flat
+    assert "Cells pay at the same K: 2.50x / 2.50x (`gmm-cells`, 1.00 entries" in flat
+    assert "FAISS's codes, ranked again: 4.00x / 4.00x (`kmeans:codec=RaBitQ," in flat
+    assert "another K instead: 2.00x / 2.00x (`kmeans:coarse=hnsw32`, K = 40" in flat
+    assert "FAISS's best over all K: 1.25x at 0.90, 1.25x at 0.95." in flat
     assert "soar 1.15x / 1.15x on the mixture's, 1.11x / 1.11x on those of k-means" in flat
     assert "every vector once: 1.02x / 1.02x (`gmm`" in flat
     assert str(lines) in text
@@ -92,3 +96,13 @@ def test_files_that_are_no_single_data_set_are_refused(content, words, tmp_path,
     with pytest.raises(SystemExit):
         pays.main([str(path), "--out", str(tmp_path)])
     assert words in capsys.readouterr().err
+
+
+def test_the_page_in_docs_is_that_of_the_lines_kept():
+    text = (ROOT / "docs" / f"{pays.PAGE}.md").read_text()
+    command = re.findall(r"```sh\n(python -m eval\.pays .*)\n```", text)[0]
+    files = [ROOT / word for word in command.split() if word.endswith((".jsonl", ".gz"))]
+    sets = sorted(map(read_points, files), key=lambda points: points[0].n)
+    assert page(pays.PAGE, sets, command) == text
+    for points in sets:
+        assert (ROOT / "docs" / figure_name(pays.PAGE, points)).is_file()
