@@ -78,10 +78,8 @@ def draw(points: Sequence[OperatingPoint]) -> Any:
             _draw_ratio(axes[1, column], mine, styles)
     _write_names(axes, points, nlists)
     axes[0, 0].set_xlim(_left_limit(points), 1.003)
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=min(4, 2 * len(nlists)), frameon=False
-    )
+    named, columns = axes[0, 0].get_legend_handles_labels(), min(4, 2 * len(nlists))
+    figure.legend(*named, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
