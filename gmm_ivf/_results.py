@@ -14,9 +14,10 @@ class SearchCost:
     scanned : ndarray of shape (q,), int64
         Entries in the probed lists; every copy counts.
     coarse : ndarray of shape (q,), int64
-        Comparisons with means.
+        Comparisons with means. FAISS counts those of a graph for many queries together, so each
+        query has an equal share of them.
     ranking : ndarray of shape (q,), float64
-        Other work, in units of one distance; layout "lists" has none.
+        Other work, in units of one distance: ranking of cells, and exact distances of `refine`.
     """
 
     scanned: np.ndarray

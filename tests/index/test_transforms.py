@@ -40,7 +40,7 @@ def test_equal_to_stock(blobs, behind, spec, metric):
     np.testing.assert_array_equal(got[0], want[0])
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS[1:])
 def test_mixture_is_that_of_the_transformed_rows(blobs, behind, spec):
     x = blobs(900, 12)
     index = behind(spec, x)
