@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from gmm_ivf.eval import recall, sweep
 from gmm_ivf.eval.environment import set_threads, usable_cores
 from gmm_ivf.eval.jsonl import sole_writer
+from gmm_ivf.eval.method_spec import parse_method
 from gmm_ivf.eval.results import Store, read_points
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +104,14 @@ def test_a_budget_that_leaves_nothing_is_no_success(vectors, tmp_path, capsys):
     arguments = ("--dataset", vectors, "--nlist", 8, "--seed", 0, "--method", "kmeans")
     assert run_main(*arguments, "--budget", 1e-9, "--out", tmp_path) == 1
     assert "left out, or cut, for want of time (--budget): kmeans" in capsys.readouterr().err
+
+
+def test_methods_of_the_script_for_a_million_vectors_are_known():
+    script = (ROOT / "scripts" / "recall_1m.sh").read_text()
+    methods = re.findall(r"--method (\S+)", script)
+    assert len(methods) > 15
+    for method in methods:
+        parse_method(method)
 
 
 def test_several_nlists_seeds_and_explicit_nprobes(vectors, tmp_path):
