@@ -11,6 +11,15 @@ from gmm_ivf._vectors import block, check_rows
 _MIN_POINTS_PER_CENTROID = 39
 
 
+def check_untrained(is_trained: bool) -> None:
+    """Refuse to train a quantizer twice, with RuntimeError."""
+    if is_trained:
+        raise RuntimeError(
+            "this GMMQuantizer is trained, and an index may hold vectors in its lists: call "
+            "reset() first, and fill such indexes anew."
+        )
+
+
 def check_training_rows(x: Any, nlist: int, unit: bool) -> None:
     """Refuse rows that cannot be trained on, and warn of too few.
 

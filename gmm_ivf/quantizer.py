@@ -14,7 +14,7 @@ from gmm_ivf._coarse import Centroids, CoarseRanker
 from gmm_ivf._faiss import check_metric, faiss, metric_name
 from gmm_ivf._graph import WithGraph, checked_coarse
 from gmm_ivf._reseed import fill_empty
-from gmm_ivf._training import check_training_rows, warn_of_empty_lists
+from gmm_ivf._training import check_training_rows, check_untrained, warn_of_empty_lists
 from gmm_ivf._vectors import (
     as_matrix,
     block,
@@ -198,11 +198,7 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
             Below 39 rows per list, or when there are fewer distinct rows than lists.
         """
         x = as_matrix(x, self.d, "x")
-        if self.is_trained:
-            raise RuntimeError(
-                "this GMMQuantizer is trained, and an index may hold vectors in its lists: call "
-                "reset() first, and fill such indexes anew."
-            )
+        check_untrained(self.is_trained)
         check_training_rows(x, self.nlist, self._is_product)
         started = time.perf_counter()
         rng = check_random_state((self._options or {}).get("random_state"))
