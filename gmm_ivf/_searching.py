@@ -54,6 +54,11 @@ class Searching(Adapter):
 
         return self._search(x, k, options, search)
 
+    def assign(self, x: Any, k: int = 1) -> np.ndarray:
+        """Ids of the k nearest vectors: I of `search`, of shape (q, k), or (q,) if k is 1."""
+        labels = self.search(x, k)[1]
+        return labels[:, 0] if k == 1 else labels
+
     def _search(
         self,
         x: Any,

@@ -15,6 +15,7 @@ from gmm_ivf._checks import (
 )
 from gmm_ivf._converting import Converting
 from gmm_ivf._decoding import check_in_memory
+from gmm_ivf._description import prefix_names
 from gmm_ivf._faiss import faiss
 from gmm_ivf._making import make_layout
 from gmm_ivf._mutating import Mutating
@@ -269,7 +270,9 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         check_in_memory(self._ivf)
         # A layout may put its entries in order for its state, so that comes first.
         state = self.state()
-        return _unpickled, (faiss.serialize_index(self.index), self.quantizer, *state)
+        index = faiss.serialize_index(self.index)
+        prefixes = self._prefixes or prefix_names(self.index)
+        return _restored, (type(self), prefixes, index, self.quantizer, *state)
 
     def __copy__(self) -> "IndexIVFGMM":
         """A copy that shares the quantizer, and nothing else."""
@@ -277,8 +280,8 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         return restore(*arguments)
 
     def __deepcopy__(self, memo: dict) -> "IndexIVFGMM":
-        restore, (index, q, settings, arrays) = self.__reduce__()
-        return restore(index, copy.deepcopy(q, memo), settings, arrays)
+        restore, (kind, prefixes, index, q, *state) = self.__reduce__()
+        return restore(kind, prefixes, index, copy.deepcopy(q, memo), *state)
 
     def __repr__(self) -> str:
         return (
@@ -288,8 +291,15 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         )
 
 
-def _unpickled(
-    index: np.ndarray, q: GMMQuantizer, settings: dict[str, Any], arrays: dict[str, np.ndarray]
+def _restored(
+    kind: type[IndexIVFGMM],
+    prefixes: tuple[str, ...] | None,
+    index: np.ndarray,
+    q: GMMQuantizer,
+    settings: dict[str, Any],
+    arrays: dict[str, np.ndarray],
 ) -> IndexIVFGMM:
     """Rebuild what `IndexIVFGMM.__reduce__` saved."""
-    return IndexIVFGMM.from_state(faiss.deserialize_index(index), q, settings, arrays)
+    restored = kind.from_state(faiss.deserialize_index(index), q, settings, arrays)
+    restored._prefixes = prefixes
+    return restored

@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
-from gmm_ivf import IndexIVFGMM
+from gmm_ivf import GMMQuantizer, IndexIVFGMM
 from gmm_ivf.rules import Air, Rule
 
 CASES = {
@@ -97,6 +97,22 @@ for _ in range(200):
 print(twin.search(x[:3], 1)[1].ravel().tolist())
 """
     assert in_subprocess(code) == "[0, 1, 2]\n"
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy])
+def test_copies_keep_type_and_description(blobs, twin):
+    class Mine(IndexIVFGMM):
+        pass
+
+    x = blobs(400, 16)
+    index = faiss.index_factory(16, "OPQ4_8,IVF4,PQ4x4")
+    q = GMMQuantizer(8, 4, random_state=0)
+    q.attach(index)
+    mine = Mine(index, q)
+    mine.train(x)
+    other = twin(twin(mine))
+    assert type(other) is Mine
+    assert other.description == mine.description == "OPQ4_8,GMM4x2,PQ4x4"
 
 
 class Own(Rule):

@@ -322,7 +322,9 @@ def test_ix_b1_statistics(soft):
     assert index.stats()["entries"] == stats["entries"]
 
 
-@pytest.mark.parametrize("name", ["copy_subset_to", "make_direct_map", "set_direct_map_type"])
+@pytest.mark.parametrize(
+    "name", ["copy_subset_to", "make_direct_map", "set_direct_map_type", "add_core", "sa_encode"]
+)
 def test_missing_methods_say_so(blobs, soft, name):
     index = soft(blobs(300, 4), 3)
     with pytest.raises(NotImplementedError, match=rf"IndexIVFGMM\.{name} is not available: "):

@@ -192,6 +192,8 @@ def test_search_parameters(blobs, soft):
     only = ivf_parameters(nprobe=8, sel=faiss.IDSelectorRange(100, 110))
     labels = index.search(x[:20], 30, only)[1]
     assert all(sorted(row[row >= 0]) == list(range(100, 110)) for row in labels)
+    np.testing.assert_array_equal(index.assign(x[:20], 4), index.search(x[:20], 4)[1])
+    np.testing.assert_array_equal(index.assign(x[:20]), index.search(x[:20], 1)[1][:, 0])
     index.search(x[:20], 4, ivf_parameters(nprobe=8, max_codes=300))
     assert index.last_search.scanned.tolist() == [300] * 20
 
