@@ -275,7 +275,7 @@ def selected(selector: Any, ids: np.ndarray) -> np.ndarray:
     """Which of the ids a faiss.IDSelector takes, a bool array."""
     # FAISS asks a selector for one id at a time in Python; a search of points that are all at
     # distance 0 asks for all at once.
-    names = faiss.Int64Vector()
+    names: Any = faiss.Int64Vector()
     faiss.copy_array_to_vector(ids, names)
     translated = faiss.IDSelectorTranslated(names, selector)
     points = faiss.IndexFlatL2(1)

@@ -13,6 +13,7 @@ def shape_arrays(shape: Shape) -> dict[str, np.ndarray]:
         "merged": shape.merged.astype(np.uint8).ravel(),
         "edges_of_bins": shape.edges_of_bins.ravel(),
         "directions": shape.directions.ravel(),
+        "units": shape.units,
     }
 
 
@@ -21,7 +22,7 @@ def moment_arrays(moments: Moments) -> dict[str, np.ndarray]:
     return {
         "cells": moments.cells,
         "counts": moments.counts,
-        "moments": moments.means.ravel(),
+        "moments": moments.scaled.ravel(),
     }
 
 
@@ -43,17 +44,20 @@ def shape_of_arrays(means: np.ndarray, arrays: dict[str, np.ndarray]) -> tuple[S
     if neighbours.size and not 0 <= neighbours.min() <= neighbours.max() < nlist:
         raise ValueError(f"neighbours must be lists in [0, {nlist}).")
     links = Links.of_neighbours(means, neighbours)
-    shape = Shape(links, merged.astype(bool), edges, directions.reshape(-1, d))
+    units = _array(arrays, "units", np.float32)
+    width = 3 + directions.size // d
+    if len(units) != width or (units <= 0).any():
+        raise ValueError(f"units must be {width} positive numbers.")
+    shape = Shape(links, merged.astype(bool), edges, directions.reshape(-1, d), units)
     cells, counts = _array(arrays, "cells", np.int64), _array(arrays, "counts", np.int64)
-    values = _array(arrays, "moments", np.float32)
-    width = 3 + len(shape.directions)
+    values = _array(arrays, "moments", np.float16)
     if len(counts) != len(cells) or values.size != len(cells) * width:
         raise ValueError("counts and moments must belong to the cells, one row each.")
     top = nlist * shape.per_component
     ascending = (cells[1:] > cells[:-1]).all() and (counts > 0).all()
     if not ascending or (len(cells) and not 0 <= cells[0] <= cells[-1] < top):
         raise ValueError(f"cells must be ascending numbers in [0, {top}), none of them empty.")
-    return shape, Moments(cells, counts, values.reshape(-1, width))
+    return shape, Moments(cells, counts, values.reshape(-1, width), units)
 
 
 def _array(arrays: dict[str, np.ndarray], name: str, dtype: type) -> np.ndarray:

@@ -57,6 +57,16 @@ def points_and_norms(ranker: CoarseRanker, rows: np.ndarray) -> tuple[np.ndarray
     return points, norms
 
 
+def _units(sample: Sample, moments: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Root mean squares of the moments of vectors, 1 where they are all zero."""
+    squares = np.mean(moments.astype(np.float64) ** 2, axis=0)
+    # Residuals along a direction are about as long as they are on the average direction.
+    sketch = np.full(len(directions), moments[:, 0].mean() / sample.points.shape[1])
+    units = np.sqrt(np.concatenate([squares, sketch])).astype(np.float32)
+    units[units == 0] = 1
+    return units
+
+
 def learned_shapes(
     ranker: CoarseRanker, sample: Sample, options: CellOptions, bins: tuple[int, ...]
 ) -> list[Shape]:
@@ -68,6 +78,7 @@ def learned_shapes(
         np.zeros(links.neighbours.shape, bool),
         np.empty((nlist, 0), np.float32),
         np.empty((0, d), np.float32),
+        np.ones(3, np.float32),
     )
     local, moments = bare.place(sample.points, sample.own, sample.norms)
     cells = sample.own * bare.per_component + local
@@ -84,6 +95,7 @@ def learned_shapes(
             merged=merged & (options.min_size > 1),
             edges_of_bins=_edges_of_bins(sample.own, left, nlist, number),
             directions=directions,
+            units=_units(sample, moments, directions),
         )
         for number in bins
     ]
@@ -193,7 +205,7 @@ class Trial:
         local, moments = shape.place(self._points, self._own, self._norms)
         cells = self._own * shape.per_component + local
         occupied = Occupied.of_sorted(np.sort(cells), shape.per_component)
-        means = Moments.of(cells, moments)
+        means = Moments.of(cells, moments, shape.units)
         wanted = np.searchsorted(occupied.cells, cells)[self._truth]
         product = self._is_product
         tables = (ranked_cells(shape, means, occupied, weight, product) for weight in weights)

@@ -123,7 +123,7 @@ class CellLayout(Layout):
 
     def _install(self, shape: Shape, weight: float) -> None:
         self._shape, self._weight, self._ranked = shape, weight, None
-        self._moments, self._new = Moments.none(3 + len(shape.directions)), []
+        self._moments, self._new = Moments.none(shape.units), []
 
     def _ready(self) -> CoarseRanker:
         if self._ranker is None:
@@ -163,7 +163,7 @@ class CellLayout(Layout):
         own = ranker.nearest(rows)
         local, moments = shape.place(points, own, norms)
         self._store.put(rows, ids, own, local)
-        self._new.append(Moments.of(own * shape.per_component + local, moments))
+        self._new.append(Moments.of(own * shape.per_component + local, moments, shape.units))
 
     def undo(self, ids: np.ndarray, next_id: int) -> None:
         """See `Layout`; the means of cells keep what blocks before the interruption added."""
@@ -174,7 +174,7 @@ class CellLayout(Layout):
         ranker, shape = self._trained()
         if self._version != self._store.version or self._ranked is None:
             self._store.arrange()
-            moments = self._moments or Moments.none(3 + len(shape.directions))
+            moments = self._moments or Moments.none(shape.units)
             for new in self._new:
                 moments = moments.joined(new)
             self._moments, self._new = moments, []
