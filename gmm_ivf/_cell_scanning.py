@@ -1,5 +1,6 @@
 """Scans of chosen cells: of float32 vectors by compiled code, of other codes by FAISS."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gmm_ivf._cell_search import (
     query_blocks,
     query_order,
     ranking_cost,
+    searchable,
 )
 from gmm_ivf._cell_table import Occupied, Shape
 from gmm_ivf._coarse import CoarseRanker
@@ -141,7 +143,7 @@ class FlatScan(Scan):
                 return within_some(numbers, q, means, ranked, places, plan, limit, n, c)
 
             # Without the order by list: results come query after query.
-            parts += over_threads(work, np.arange(len(queries.rows)))
+            parts += over_threads(work, searchable(queries))
             costs.scanned[where] = counts[:, 0]
             costs.ranking[where] = ranking_cost(counts, queries)
         distances = np.concatenate([part[0] for part in parts] + [np.empty(0, np.float32)])
@@ -157,6 +159,7 @@ class ListScan(Scan):
     def __init__(self, ivf: Any):
         super().__init__(ivf)
         self._copy: CellCopy | None = None
+        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -196,8 +199,9 @@ class ListScan(Scan):
         return probes, ranking_cost(counts, queries)
 
     def _ready(self, shape: Shape, ranker: CoarseRanker) -> CellCopy:
-        if self._copy is None:
-            self._copy = CellCopy(self._ivf, self._occupied, shape.per_component)
+        with self._lock:
+            if self._copy is None:
+                self._copy = CellCopy(self._ivf, self._occupied, shape.per_component)
         return self._copy
 
     def _options(self, options: ProbeOptions, width: int) -> ProbeOptions:

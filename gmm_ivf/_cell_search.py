@@ -10,6 +10,7 @@ from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._cell_table import Shape
 from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._faiss import faiss
+from gmm_ivf._vectors import LARGEST_SQUARED_NORM
 
 # Distances to means that are held at a time.
 _DISTANCES = 1 << 24
@@ -81,11 +82,21 @@ def prepared(
     )
 
 
+def searchable(queries: Any) -> np.ndarray:
+    """Numbers of queries that are not so long that their distances overflow, ascending."""
+    with np.errstate(over="ignore"):
+        squared = np.einsum("nd,nd->n", queries.rows, queries.rows)
+    return np.flatnonzero(squared <= LARGEST_SQUARED_NORM)
+
+
 def query_order(queries: Any) -> np.ndarray:
-    """Queries such that those of one list follow each other: they scan the same memory."""
+    """Those of `searchable`, of one list after another: they scan the same memory."""
+    numbers = searchable(queries)
     if queries.lists.shape[1]:
-        return np.argsort(queries.lists[:, 0], kind="stable")
-    return np.argsort(queries.distances.argmin(axis=1), kind="stable")
+        nearest = queries.lists[numbers, 0]
+    else:
+        nearest = queries.distances[numbers].argmin(axis=1)
+    return numbers[np.argsort(nearest, kind="stable")]
 
 
 def over_threads(work: Callable[[np.ndarray], Any], order: np.ndarray) -> list[Any]:
@@ -117,8 +128,12 @@ def chosen_by_query(
         cells_of_some(numbers, queries, means, ranked, plan, chosen, counts)
         return list(chosen)
 
-    parts = over_threads(work, np.arange(len(queries.rows)))
-    return [cells for part in parts for cells in part]
+    numbers = searchable(queries)
+    found = [np.empty(0, np.int32)] * len(queries.rows)
+    cells = (some for part in over_threads(work, numbers) for some in part)
+    for q, some in zip(numbers, cells, strict=True):
+        found[q] = some
+    return found
 
 
 def ranking_cost(counts: np.ndarray, queries: Any) -> np.ndarray:

@@ -139,16 +139,19 @@ class Moments:
         """Mean moments: (m, 3 + t) float64."""
         return self.scaled.astype(np.float64) * self.units
 
-    def joined(self, other: "Moments") -> "Moments":
-        """Those of the vectors of both."""
-        cells = np.union1d(self.cells, other.cells)
-        counts = np.zeros(len(cells), np.int64)
-        sums = np.zeros((len(cells), len(self.units)))
-        for part in (self, other):
-            where = np.searchsorted(cells, part.cells)
-            counts[where] += part.counts
-            sums[where] += part.counts[:, None] * part.means
-        return Moments(cells, counts, _scaled(sums, counts, self.units), self.units)
+    def joined(self, others: "list[Moments]") -> "Moments":
+        """Those of the vectors of all."""
+        parts = [self, *others]
+        cells = np.concatenate([part.cells for part in parts])
+        if not len(cells):
+            return self
+        counts = np.concatenate([part.counts for part in parts])
+        sums = counts[:, None] * np.concatenate([part.means for part in parts])
+        order = np.argsort(cells, kind="stable")
+        numbers, starts = np.unique(cells[order], return_index=True)
+        counts = np.add.reduceat(counts[order], starts)
+        sums = np.add.reduceat(sums[order], starts)
+        return Moments(numbers, counts, _scaled(sums, counts, self.units), self.units)
 
     @property
     def nbytes(self) -> int:

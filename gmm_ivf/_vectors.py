@@ -9,7 +9,7 @@ import numpy as np
 _BLOCK_ELEMENTS = 1 << 23
 _BLOCK_ROWS = 1 << 16
 # FAISS compares squared float32 distances. Below this squared norm none of them overflows.
-_LARGEST_SQUARED_NORM = float(np.finfo(np.float32).max) / 8
+LARGEST_SQUARED_NORM = float(np.finfo(np.float32).max) / 8
 
 
 def check_count(value: Any, name: str) -> int:
@@ -70,7 +70,7 @@ def check_rows(x: Any, name: str, unit: bool = False) -> None:
         rows = block(x, name, where)
         with np.errstate(over="ignore", invalid="ignore"):
             squared = np.einsum("ij,ij->i", rows, rows)
-        bad = ~(squared <= _LARGEST_SQUARED_NORM)
+        bad = ~(squared <= LARGEST_SQUARED_NORM)
         if unit:
             bad |= ~rows.any(axis=1)
         if bad.any():

@@ -1,5 +1,6 @@
 """Layout "cells": every vector once, in the cell of a pair of components."""
 
+import threading
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -57,6 +58,8 @@ class CellLayout(Layout):
         self.cell_options = CellOptions.checked(cells)
         self.ivf = ivf
         self._quantizer = quantizer
+        # Searches side by side are allowed, and the first one after a change puts things in order.
+        self._lock = threading.Lock()
         self._ranker: CoarseRanker | None = None
         self._generation = quantizer.generation
         self._store = CellStore(ivf)
@@ -171,12 +174,14 @@ class CellLayout(Layout):
 
     def _arranged(self) -> tuple[CoarseRanker, Shape, Any]:
         """What a search needs, up to date."""
+        with self._lock:
+            return self._arranged_alone()
+
+    def _arranged_alone(self) -> tuple[CoarseRanker, Shape, Any]:
         ranker, shape = self._trained()
         if self._version != self._store.version or self._ranked is None:
             self._store.arrange()
-            moments = self._moments or Moments.none(shape.units)
-            for new in self._new:
-                moments = moments.joined(new)
+            moments = (self._moments or Moments.none(shape.units)).joined(self._new)
             self._moments, self._new = moments, []
             occupied = self._store.occupied(shape.per_component)
             self._ranked = ranked_cells(shape, moments, occupied, self._weight, ranker.is_product)

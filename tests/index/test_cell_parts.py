@@ -141,9 +141,7 @@ def test_moments_of_parts_are_moments_of_all():
     cells, rows = rng.integers(0, 30, 400), rng.normal(size=(400, 5)).astype("f4")
     units = np.array([1, 2, 0.5, 1, 100], np.float32)
     parts = [Moments.of(cells[a : a + 90], rows[a : a + 90], units) for a in range(0, 400, 90)]
-    joined = Moments.none(units)
-    for part in parts:
-        joined = joined.joined(part)
+    joined = Moments.none(units).joined(parts[:2]).joined(parts[2:])
     numbers = np.unique(cells)
     np.testing.assert_array_equal(joined.cells, numbers)
     np.testing.assert_array_equal(joined.counts, np.bincount(cells)[numbers])

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import faiss
 import numpy as np
@@ -388,3 +389,28 @@ def test_tune_refuses_what_cannot_be(blobs, celled, arguments, message):
     index.add(x)
     with pytest.raises(ValueError, match=message):
         index.tune(x[:20], **arguments)
+
+
+@pytest.mark.parametrize("name", ["Flat", "SQ8"])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_a_query_too_long_for_distances_finds_nothing(blobs, celled, name):
+    x = blobs(1000, 16)
+    index = celled(x, 8, name)
+    index.add(x)
+    queries = x[:3].copy()
+    queries[1] = 1e30
+    labels = index.search(queries, 4)[1]
+    assert (labels[1] == -1).all() and (labels[[0, 2]] >= 0).all()
+    lims = index.range_search(queries, 5.0)[0]
+    assert lims[1] == lims[2] and lims[3] > lims[2] > 0
+
+
+@pytest.mark.parametrize("name", ["Flat", "SQ8"])
+def test_searches_side_by_side_after_an_add(blobs, celled, name):
+    x, queries = blobs(3000, 16), blobs(100, 16, seed=3)
+    index = celled(x, 12, name)
+    index.add(x)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: index.search(queries, 10)[1], range(8)))
+    for labels in found[1:]:
+        np.testing.assert_array_equal(labels, found[0])
