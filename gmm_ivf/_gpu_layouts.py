@@ -5,13 +5,16 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._cell_copy import CellCopy
+from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._cell_scanning import ListScan
-from gmm_ivf._cell_table import Occupied
+from gmm_ivf._cell_search import query_blocks
+from gmm_ivf._cell_table import Occupied, Shape
+from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._faiss import faiss
-from gmm_ivf._gpu_limits import check_limits, on_gpu, refuse_options
+from gmm_ivf._gpu_limits import check_limits, on_gpu, refuse_max_codes, refuse_selector
 from gmm_ivf._layout import Layout, ProbeOptions, Results
 from gmm_ivf._results import SearchCost
-from gmm_ivf._scan import Probes
+from gmm_ivf._scan import Probes, nearest_entries
 from gmm_ivf.cells import CellLayout
 from gmm_ivf.lists import ListsLayout
 
@@ -84,7 +87,8 @@ class GpuLists(OnGpu, ListsLayout):
     def _search_probes(
         self, rows: np.ndarray, k: int, probes: Probes, options: ProbeOptions
     ) -> Results:
-        refuse_options(options)
+        refuse_selector(options)
+        refuse_max_codes(options)
         width = probes.lists.shape[1]
         check_limits(k, self._fetches(k, width)[-1], width, "the number of lists")
         return super()._search_probes(rows, k, probes, options)
@@ -117,9 +121,8 @@ class GpuCells(OnGpu, CellLayout):
         self._scan = _GpuScan(layout.ivf, copy, layout.entries)
 
     def search(self, rows: np.ndarray, k: int, options: ProbeOptions) -> Results:
-        """See `Layout`."""
-        refuse_options(options)
-        check_limits(k, k, 1, "nprobe")
+        """See `Layout`; `max_codes` is heeded by the choice of cells."""
+        refuse_selector(options)
         return super().search(rows, k, options)
 
 
@@ -158,6 +161,25 @@ class _GpuScan(ListScan):
         super().__init__(ivf)
         self._copy, self._entries = copy, entries
 
-    def _options(self, options: ProbeOptions, width: int) -> ProbeOptions:
-        check_limits(1, 1, width, f"the number of cells to scan with nprobe={options.nprobe}")
-        return super()._options(options, width)
+    def search(
+        self,
+        rows: np.ndarray,
+        k: int,
+        options: ProbeOptions,
+        cells: CellOptions,
+        ranker: CoarseRanker,
+        shape: Shape,
+        ranked: Any,
+    ) -> Results:
+        """As `ListScan.search`, but the last cell of a query is scanned whole."""
+        copy, plan = self._ready(shape, ranker), self.plan(options, cells)
+        found = self.nothing(len(rows), k, 0)
+        whole = ProbeOptions(options.nprobe, 0, options.parameters)
+        for where in query_blocks(len(rows), len(ranker.table)):
+            probes, found.ranking[where] = self._probes(rows[where], plan, ranker, shape, ranked)
+            width = probes.lists.shape[1]
+            check_limits(k, k, width, f"the number of cells to scan with nprobe={options.nprobe}")
+            part = nearest_entries(copy.ivf, rows[where], k, probes, self._options(whole, width))
+            found.distances[where], found.labels[where] = part
+            found.scanned[where], found.coarse[where] = probes.scanned(copy.sizes, 0), probes.coarse
+        return found

@@ -59,16 +59,28 @@ def _codec_reason(ivf: Any) -> str:
     return "faiss-gpu has Flat, SQ and PQ of 8 bits only"
 
 
-def refuse_options(options: ProbeOptions) -> None:
-    """Refuse search parameters that faiss-gpu does not heed.
+def refuse_selector(options: ProbeOptions) -> None:
+    """Refuse a selector, which faiss-gpu does not heed.
 
     Raises
     ------
     NotImplementedError
     """
-    for name, given in (("sel", options.selector), ("max_codes", options.max_codes)):
-        if given:
-            raise NotImplementedError(f"params.{name} is not available on a GPU: leave it unset.")
+    if options.selector is not None:
+        raise NotImplementedError("params.sel is not available on a GPU: leave it unset.")
+
+
+def refuse_max_codes(options: ProbeOptions) -> None:
+    """Refuse a limit on the entries scanned, which faiss-gpu does not heed.
+
+    Raises
+    ------
+    NotImplementedError
+    """
+    if options.max_codes:
+        raise NotImplementedError(
+            f"max_codes={options.max_codes} is not available on a GPU but for cells: leave it 0."
+        )
 
 
 def check_limits(k: int, fetch: int, lists: int, name: str) -> None:

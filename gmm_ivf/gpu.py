@@ -19,7 +19,7 @@ class _View:
     nlist: int
     metric_type: int
     nprobe: int
-    max_codes: int = 0
+    max_codes: int
 
 
 class GpuIndexIVFGMM(Searching):
@@ -53,8 +53,9 @@ class GpuIndexIVFGMM(Searching):
     Notes
     -----
     faiss-gpu finds at most 2048 entries, copies included, in at most 2048 lists or cells: a search
-    for more raises ValueError. Selectors, `max_codes` and `range_search` are not available. A graph
-    over the means, the ranking of cells, transforms and re-ranking run on the CPU.
+    for more raises ValueError. Selectors and `range_search` are not available, and `max_codes` for
+    cells only. A graph over the means, the ranking of cells, transforms and re-ranking run on the
+    CPU.
     """
 
     def __init__(self, source: Any, device: int, resources: Any):
@@ -67,7 +68,8 @@ class GpuIndexIVFGMM(Searching):
         self.quantizer = source.quantizer
         self._layout = kind(layout, self._resources, device)
         self.index = self._layout.gpu_index
-        self._ivf: Any = _View(source.nlist, source.metric_type, source.nprobe)
+        limit = source._ivf.max_codes
+        self._ivf: Any = _View(source.nlist, source.metric_type, source.nprobe, limit)
         self._dimensions = source.d
         self._chain, self._originals = source._chain, source._originals
         self._k_factor = source._k_factor

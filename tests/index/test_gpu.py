@@ -137,6 +137,12 @@ def test_cells(blobs, stand_in, name, metric, coarse):
     assert mine.scanned.mean() < theirs.scanned.mean() + 3 * index.stats()["vectors_per_cell"]
     np.testing.assert_array_equal(mine.coarse, theirs.coarse)
     np.testing.assert_allclose(mine.ranking, theirs.ranking)
+    few = faiss.SearchParametersIVF()
+    few.nprobe, few.max_codes = 3, 60
+    on_gpu.search(queries, 10, few)
+    scanned = on_gpu.last_search.scanned
+    assert (scanned >= 60).all()
+    assert scanned.mean() < 60 + 3 * index.stats()["vectors_per_cell"]
     index.nprobe = on_gpu.nprobe = 20
     check_equal(index, on_gpu, queries, exactly=False)
 
@@ -254,7 +260,9 @@ def test_parameters_that_a_gpu_does_not_heed(blobs, soft, stand_in):
     with_selector.sel, with_limit.max_codes = faiss.IDSelectorRange(0, 9), 5
     with pytest.raises(NotImplementedError, match=r"params\.sel is not available on a GPU"):
         on_gpu.search(x, 3, with_selector)
-    with pytest.raises(NotImplementedError, match=r"params\.max_codes is not available on a GPU"):
+    with pytest.raises(
+        NotImplementedError, match="max_codes=5 is not available on a GPU but for cells"
+    ):
         on_gpu.search(x, 3, with_limit)
     with pytest.raises(NotImplementedError, match="no range_search"):
         on_gpu.range_search(x, 1.0)
