@@ -43,6 +43,8 @@ class CellStore(CopyStore):
 
     def arrange(self) -> None:
         """Sort the entries of each list by cell, new ones after older ones of the same cell."""
+        # Sorting goes by addresses and our own sizes: lists that shrank would be written beyond.
+        self.check_unchanged()
         if self._pending:
             _, own, local = (np.concatenate(part) for part in zip(*self._pending, strict=True))
             order = np.argsort(own, kind="stable")

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from gmm_ivf.params import as_number
+from gmm_ivf.params import as_number, file_to_replace
 
 _HEADER, _DIGEST = "gmm_ivf.index", "gmm_ivf.index.sha256"
 _VERSION = 1
@@ -109,13 +109,12 @@ def write_sections(
     ------
     FileNotFoundError
         When the folder does not exist.
+    ValueError
+        When the path names a folder, a device or a pipe.
     OSError
         When the disk is full and the like; the older file is untouched then.
     """
-    # Through a link: the file that it names is the one to replace.
-    path = Path(os.path.realpath(path))
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} in")
+    path = file_to_replace(path)
     sections: dict[str, _Section] = {}
     start = 0
     for name, value in arrays.items():

@@ -202,6 +202,7 @@ class CopyStore:
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Settings and arrays; see `Layout.state`."""
+        self.check_unchanged()
         starts, ends = self._ids.intervals
         settings = {"next_id": self.next_id, "max_copies": self.max_copies}
         return settings, {"id_starts": starts, "id_ends": ends}

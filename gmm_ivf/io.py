@@ -40,7 +40,8 @@ def write_index(index: IndexIVFGMM, path: str | os.PathLike) -> None:
     Raises
     ------
     ValueError
-        When it is another kind of index, is not trained, or has a rule of a class of your own.
+        When it is another kind of index, is not trained, or has a rule of a class of your own;
+        or when the path names a folder, a device or a pipe.
     FileNotFoundError
         When the folder does not exist.
     OSError

@@ -106,6 +106,25 @@ def as_number(value: Any) -> Any:
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be saved.")
 
 
+def file_to_replace(path: str | os.PathLike) -> Path:
+    """The file that a rename may put a new one in the place of, behind links.
+
+    Raises
+    ------
+    FileNotFoundError
+        When its folder does not exist.
+    ValueError
+        When it is a folder, a device or a pipe: a rename would put a file in the place of
+        /dev/null.
+    """
+    path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"path must name a file, old or new; {path} is a folder, device or pipe.")
+    return path
+
+
 def covariance_shape(covariance_type: str, n_components: int, n_features: int) -> tuple[int, ...]:
     """Shape of ``covariances_`` and its relatives."""
     k, d = n_components, n_features
@@ -164,10 +183,10 @@ class MixtureParams:
         ------
         FileNotFoundError
             When the folder does not exist.
+        ValueError
+            When the path names a folder, a device or a pipe.
         """
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"no folder {path.parent} to save {path.name} in")
+        path = file_to_replace(path)
         header, arrays = self.parts()
         header |= {"version": _VERSION, "extra": extra}
         partial = path.with_name(path.name + ".partial")

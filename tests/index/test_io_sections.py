@@ -162,3 +162,13 @@ def test_newer_files_and_other_files(tmp_path, monkeypatch):
         Sections(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="no folder"):
         write_sections(tmp_path / "none" / "f", {}, {})
+
+
+def test_a_folder_or_pipe_is_no_file_to_replace(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(ValueError, match="path must name a file"):
+            write_sections(path, {}, {})
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]

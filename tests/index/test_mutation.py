@@ -1,5 +1,8 @@
 """Adding and removing through IndexIVFGMM: ids, blocks, failures half-way, other writers."""
 
+import copy
+import pickle
+
 import faiss
 import numpy as np
 import pytest
@@ -244,10 +247,11 @@ def test_store_checks_lists_itself(blobs, soft):
     assert len(store) == 0
 
 
+@pytest.mark.parametrize("layout", ["lists", "cells"])
 @pytest.mark.parametrize("change", ["add", "remove_ids", "reset"])
-def test_changes_behind_our_back_are_noticed(blobs, soft, change):
+def test_changes_behind_our_back_are_noticed(blobs, soft, change, layout):
     x = blobs(300, 4)
-    index = soft(x, 4)
+    index = soft(x, 4, layout=layout)
     index.add(x)
     {
         "add": lambda: index.index.add(x[:5]),
@@ -255,6 +259,7 @@ def test_changes_behind_our_back_are_noticed(blobs, soft, change):
         "reset": index.index.reset,
     }[change]()
     calls = [lambda: index.search(x, 1), lambda: index.add(x), lambda: index.remove_ids([1])]
+    calls += [lambda: copy.copy(index), lambda: pickle.dumps(index)]
     for call in calls:
         with pytest.raises(RuntimeError, match="changed behind the adapter's back"):
             call()
