@@ -160,6 +160,7 @@ def test_metric_that_contradicts_the_data_is_refused():
 
 def test_first_queries_keep_their_ground_truth():
     whole = load("sift-mini")
+    assert whole.ground_truth is not None
     part = whole.first_queries(10)
     assert (len(part.query), part.n) == (10, whole.n)
     np.testing.assert_array_equal(part.ground_truth, whole.ground_truth[:10])
