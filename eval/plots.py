@@ -27,13 +27,19 @@ _STYLES = (
     ("#0072B2", "h", ":"),
     ("#D55E00", "*", "-."),
     ("#009E73", "d", ":"),
+    ("#CC79A7", "v", (0, (6, 1))),
+    ("#56B4E9", "P", (0, (6, 1))),
+    ("#E69F00", "X", ":"),
+    ("#999999", "<", (0, (6, 1))),
+    ("#8C564B", ">", "-"),
+    ("#17202A", "p", "-."),
 )
 _BASELINE_STYLE = ("#000000", "o", "-")
 _LOWEST_RECALL = 0.5
 _RECALL_STEP = 0.01
 _RATIO_TICKS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 4, 5, 7, 10)
 
-Style = tuple[str, str, str]
+Style = tuple[str, str, Any]
 
 
 def draw(points: Sequence[OperatingPoint]) -> Any:
