@@ -9,8 +9,10 @@ _compiled = numba.njit(
 
 
 @_compiled
-def best_edges(points, own, means, links, gaps, order, column, fraction):
+def best_edges(points, own, means, links, gaps, to_nearest, order, column, fraction):
     """Edge from the own mean of each point to a linked mean that takes most off its residual.
+
+    Or, `to_nearest`, to the linked mean that is nearest to the point.
 
     Parameters
     ----------
@@ -35,18 +37,17 @@ def best_edges(points, own, means, links, gaps, order, column, fraction):
         i = own[r]
         for t in range(width):
             residual[t] = points[r, t] - means[i, t]
-        most = np.float32(0)
+        most = np.float32(-np.inf if to_nearest else 0)
         column[r], fraction[r] = links.shape[1], 0
         for edge in range(links.shape[1]):
             j, gap = links[i, edge], gaps[i, edge]
             product = np.float32(0)
             for t in range(width):
                 product += residual[t] * (means[j, t] - means[i, t])
-            # Also keeps out edges of no length.
-            if product <= 0:
+            if gap == 0 or (product <= 0 and not to_nearest):
                 continue
             along = min(product, gap)
-            taken = (2 * product - along) * along / gap
+            taken = 2 * product - gap if to_nearest else (2 * product - along) * along / gap
             if taken > most:
                 most = taken
                 column[r], fraction[r] = edge, product / gap

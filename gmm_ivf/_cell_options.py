@@ -31,8 +31,9 @@ class CellOptions:
         The cells that get a second score, by their sketches, hold this many times the vectors that
         are scanned.
     visit : {"edge", "list"}, default="edge"
-        "edge" ranks a cell by its point on the edge. "list" takes it when either of its two
-        components is near: soft assignment to two lists whose copies cost nothing.
+        "edge" ranks a cell by its point on the edge. "list" makes cells of the two nearest means
+        of a vector, and ranks them by the nearer to the query: soft assignment to two lists whose
+        copies cost nothing.
 
     Raises
     ------

@@ -26,8 +26,10 @@ def moment_arrays(moments: Moments) -> dict[str, np.ndarray]:
     }
 
 
-def shape_of_arrays(means: np.ndarray, arrays: dict[str, np.ndarray]) -> tuple[Shape, Moments]:
-    """The inverse of both, over a table of means.
+def shape_of_arrays(
+    means: np.ndarray, arrays: dict[str, np.ndarray], to_nearest: bool
+) -> tuple[Shape, Moments]:
+    """The inverse of both, over a table of means; `to_nearest` is that of `Shape`.
 
     Raises
     ------
@@ -48,7 +50,7 @@ def shape_of_arrays(means: np.ndarray, arrays: dict[str, np.ndarray]) -> tuple[S
     width = 3 + directions.size // d
     if len(units) != width or (units <= 0).any():
         raise ValueError(f"units must be {width} positive numbers.")
-    shape = Shape(links, merged.astype(bool), edges, directions.reshape(-1, d), units)
+    shape = Shape(links, merged.astype(bool), edges, directions.reshape(-1, d), units, to_nearest)
     cells, counts = _array(arrays, "cells", np.int64), _array(arrays, "counts", np.int64)
     values = _array(arrays, "moments", np.float16)
     if len(counts) != len(cells) or values.size != len(cells) * width:

@@ -37,6 +37,8 @@ class Shape:
         Orthonormal.
     units : ndarray of shape (3 + t,), float32
         Sizes of the moments of a vector, above 0.
+    to_nearest : bool
+        Whether a vector goes to the edge to its nearest linked mean, instead of the best edge.
     """
 
     links: Links
@@ -44,6 +46,7 @@ class Shape:
     edges_of_bins: np.ndarray
     directions: np.ndarray
     units: np.ndarray
+    to_nearest: bool = False
 
     @property
     def bins(self) -> int:
@@ -83,7 +86,17 @@ class Shape:
         fraction = np.empty(len(points), np.float32)
         order = np.argsort(own, kind="stable")
         links = self.links
-        best_edges(points, own, links.means, links.neighbours, links.gaps, order, column, fraction)
+        best_edges(
+            points,
+            own,
+            links.means,
+            links.neighbours,
+            links.gaps,
+            self.to_nearest,
+            order,
+            column,
+            fraction,
+        )
         on_edge = column < links.count
         on_edge[on_edge] = ~self.merged[own[on_edge], column[on_edge]]
         column[~on_edge], fraction[~on_edge] = links.count, 0

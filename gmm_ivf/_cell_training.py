@@ -79,6 +79,7 @@ def learned_shapes(
         np.empty((nlist, 0), np.float32),
         np.empty((0, d), np.float32),
         np.ones(3, np.float32),
+        options.visit == "list",
     )
     local, moments = bare.place(sample.points, sample.own, sample.norms)
     cells = sample.own * bare.per_component + local

@@ -267,8 +267,8 @@ class CellLayout(Layout):
             )
 
     def set_cell_options(self, **changes: Any) -> None:
-        """Change how cells are searched: lists_ranked, shortlist or visit."""
-        fixed = sorted(set(changes) - {"lists_ranked", "shortlist", "visit"})
+        """Change how cells are searched: lists_ranked or shortlist."""
+        fixed = sorted(set(changes) - {"lists_ranked", "shortlist"})
         if fixed:
             raise ValueError(f"{fixed[0]} is fixed when cells are trained: build a new index.")
         self.cell_options = replace(self.cell_options, **changes)
@@ -310,7 +310,8 @@ class CellLayout(Layout):
         weight = float.fromhex(settings["weight"])
         if not 0 <= weight < np.inf:
             raise ValueError(f"weight must be a number of at least 0; got {weight}.")
-        shape, moments = shape_of_arrays(self._ready().table, arrays)
+        by_list = self.cell_options.visit == "list"
+        shape, moments = shape_of_arrays(self._ready().table, arrays, by_list)
         self._store.restore(settings, arrays)
         occupied = self._store.occupied(shape.per_component)
         known = np.isin(occupied.cells, moments.cells, assume_unique=True)

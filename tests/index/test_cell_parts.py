@@ -71,6 +71,17 @@ def test_vectors_go_to_the_edge_that_takes_most_off_their_residual(blobs, ranker
         assert counts.max() - counts.min() <= 1 + 0.05 * counts.sum()
 
 
+def test_visited_by_list_cells_are_pairs_of_nearest_means(blobs, ranker):
+    x = blobs(1500, 12)
+    coarse = ranker(x, 10)
+    sample = Sample(coarse, x)
+    shape = learned_shapes(coarse, sample, CellOptions(links=9, visit="list"), (1,))[0]
+    local, _ = shape.place(sample.points, sample.own, sample.norms)
+    second = coarse.search(x, 2)[1][:, 1]
+    found = shape.links.neighbours[sample.own, local]
+    assert (found == second).mean() > 0.999
+
+
 @pytest.mark.parametrize("metric", [faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT], ids=["l2", "ip"])
 def test_with_a_full_sketch_a_cell_ranks_by_its_mean(blobs, ranker, metric):
     is_product = metric == faiss.METRIC_INNER_PRODUCT
