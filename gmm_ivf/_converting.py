@@ -48,9 +48,9 @@ class Converting(Adapter):
         Returns
         -------
         faiss.Index
-            Of the type of `index`, with the same ids and codes. What a codec lost is lost for
-            telling the nearest mean, too. A FastScan copy and originals are left behind: convert
-            and refine it by FAISS.
+            Of the type of `index`, with the same ids and codes. The nearest mean is told by the
+            originals where they are kept (`refine`), else by what the codec kept of a vector. A
+            FastScan copy and originals are left behind: convert and refine it by FAISS.
 
         Raises
         ------
@@ -61,7 +61,9 @@ class Converting(Adapter):
         # In layout "cells" the lists are those of hard assignment already.
         has_copies = isinstance(layout, ListsLayout) and layout.max_copies > 1
         ranker = layout._ready().ranker if has_copies else None
-        return single_assigned(self.index, layout.ivf, ranker)
+        originals = self._originals
+        exact = None if originals is None else lambda ids: self._inner(originals.get(ids))
+        return single_assigned(self.index, layout.ivf, ranker, exact)
 
     def to_gpu(self, device: int = 0, resources: Any = None) -> GpuIndexIVFGMM:
         """Copy the index to a GPU, for searching there.
