@@ -59,7 +59,7 @@ def test_all_methods_on_own_vectors_end_to_end(vectors, tmp_path, capsys):
     assert run_main("--dataset", vectors, "--nlist", 8, "--threads", 1, "--out", out) == 0
     assert {path.name for path in out.iterdir()} == ARTEFACTS
     points = read_points(out / "results.jsonl")
-    methods = ["kmeans", "gmm", "gmm-soft", "gmm-soft:tau=1/K"]
+    methods = ["kmeans", "gmm", "gmm-soft", "gmm-soft:tau=1/K", "gmm-cells"]
     assert list(dict.fromkeys(point.key.method for point in points)) == methods
     for method in methods:
         own = [point for point in points if point.key.method == method]
