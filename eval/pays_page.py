@@ -108,10 +108,11 @@ def _short(sets: Sequence[Sequence[OperatingPoint]]) -> list[str]:
 
 
 def _verdict(what: str, row: Row | None) -> str:
-    """Whether something pays at the same K, by its best row."""
-    if row is None:
+    """Whether something pays at the same K, by its best row and the worst seed of that."""
+    ratio = row.ratios[_AT[0]] if row else None
+    if row is None or ratio is None:
         return ""
-    gain = _mean(row.ratios[_AT[0]])
+    gain = ratio.low
     pays = "pay" if gain >= _PAYS else "hardly pay" if gain > 1 else "do not pay"
     return _sentence(f"{what} {pays} at the same K", row)
 
