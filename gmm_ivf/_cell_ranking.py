@@ -142,8 +142,7 @@ def choose_cells(distances, lists, projection, cells, by_list, shortlist, budget
         Of the query to the means; those of `lists` and their links are read.
     lists : ndarray of int32
         Components whose cells are ranked, ascending.
-    projection : ndarray of shape (t,), float32
-        Empty for a ranking without the second score.
+    projection : ndarray of shape (t,), float32; empty for no second score
     cells : Ranked
     by_list : bool
         Whether a cell ranks by the nearer of its two components.
@@ -166,18 +165,14 @@ def choose_cells(distances, lists, projection, cells, by_list, shortlist, budget
     if len(projection) == 0 or by_list:
         count, total = prefix(rough[:m], sizes[:m], budget, chosen)
     else:
-        refined, total = prefix(rough[:m], sizes[:m], shortlist, chosen)
+        refined, _ = prefix(rough[:m], sizes[:m], shortlist, chosen)
+        chosen[:refined] = numbers[chosen[:refined]]
         for t in range(refined):
-            # In place: the numbers in `chosen` are read before anything is written over them.
-            chosen[t] = numbers[chosen[t]]
-            fine[t] = fine_score(chosen[t], distances, projection, cells)
-        numbers[:refined] = chosen[:refined]
-        for t in range(refined):
-            sizes[t] = cells.size[numbers[t]]
+            c = chosen[t]
+            numbers[t], sizes[t] = c, cells.size[c]
+            fine[t] = fine_score(c, distances, projection, cells)
         count, total = prefix(fine[:refined], sizes[:refined], budget, chosen)
-    found = np.empty(count, np.int32)
-    for t in range(count):
-        found[t] = numbers[chosen[t]]
+    found = numbers[chosen[:count]]
     last, rest = -1, 0
     if count and total > budget:
         last = found[count - 1]

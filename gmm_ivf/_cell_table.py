@@ -86,17 +86,8 @@ class Shape:
         fraction = np.empty(len(points), np.float32)
         order = np.argsort(own, kind="stable")
         links = self.links
-        best_edges(
-            points,
-            own,
-            links.means,
-            links.neighbours,
-            links.gaps,
-            self.to_nearest,
-            order,
-            column,
-            fraction,
-        )
+        edges = links.means, links.neighbours, links.gaps, self.to_nearest
+        best_edges(points, own, *edges, order, column, fraction)
         on_edge = column < links.count
         on_edge[on_edge] = ~self.merged[own[on_edge], column[on_edge]]
         column[~on_edge], fraction[~on_edge] = links.count, 0
@@ -105,8 +96,7 @@ class Shape:
         moments[:, _SQUARED] = np.einsum("nd,nd->n", residuals, residuals)
         moments[:, _FRACTION], moments[:, _NORM] = fraction, norms
         moments[:, _SKETCH:] = residuals @ self.directions.T
-        gaps = np.zeros(len(points), np.float32)
-        gaps[on_edge] = links.gaps[own[on_edge], column[on_edge]]
+        gaps = links.ends(own, column)[1]
         along = np.clip(fraction, 0, 1)
         left = moments[:, _SQUARED] - (2 * fraction - along) * along * gaps
         bins = (left[:, None] > self.edges_of_bins[own]).sum(axis=1)
@@ -220,48 +210,35 @@ def ranked_cells(
     weight : float
         Part of the mean squared residual that counts.
     is_product : bool
-        Whether distances are negative inner products with unit vectors: half a squared distance
-        less 1, times the mean norm of the cell.
+        Whether distances are negative inner products with unit vectors.
     """
     from gmm_ivf._cell_ranking import Ranked
 
     links = shape.links
     means = moments.means[np.searchsorted(moments.cells, occupied.cells)]
     own, local = np.divmod(occupied.cells, shape.per_component)
-    column = local // shape.bins
-    on_edge = column < links.count
-    link, gap = own.copy(), np.zeros(len(own))
-    link[on_edge] = links.neighbours[own[on_edge], column[on_edge]]
-    gap[on_edge] = links.gaps[own[on_edge], column[on_edge]]
+    link, gap = links.ends(own, local // shape.bins)
     a = np.clip(means[:, _FRACTION], 0, 1)
     at_means = links.means @ shape.directions.T
     sketch = means[:, _SKETCH:] - a[:, None] * (at_means[link] - at_means[own])
-    at_point = (1 - a)[:, None] * at_means[own] + a[:, None] * at_means[link]
     square = np.einsum("ct,ct->c", sketch, sketch)
     left = np.maximum(means[:, _SQUARED] - a * gap * (2 * means[:, _FRACTION] - a), 0)
-    spread = np.maximum(left - square, 0)
+    rough, fine = weight * left, weight * np.maximum(left - square, 0)
     if is_product:
+        # Half a squared distance less 1, times the mean norm of the cell.
         scale = means[:, _NORM]
-        near, far, factor = scale * (1 - a), scale * a, -1.0
-        rough, fine = scale * weight * left / 2, scale * weight * spread / 2
-        sketch = scale[:, None] * sketch
+        rough, fine, sketch = scale * rough / 2, scale * fine / 2, -scale[:, None] * sketch
     else:
-        bend = a * (1 - a) * gap
-        near, far, factor = 1 - a, a, -2.0
-        rough = weight * left - bend
-        fine = weight * spread - bend + 2 * np.einsum("ct,ct->c", at_point, sketch) + square
-    return Ranked(
-        np.searchsorted(own, np.arange(len(links.means) + 1)),
-        own.astype(np.int32),
-        link.astype(np.int32),
-        near.astype(np.float32),
-        far.astype(np.float32),
-        rough.astype(np.float32),
-        fine.astype(np.float32),
-        *_coded(factor * sketch),
-        occupied.sizes.astype(np.int32),
-        occupied.begins.astype(np.int32),
-    )
+        scale, bend = np.ones(len(a)), a * (1 - a) * gap
+        rough = rough - bend
+        at_point = (1 - a)[:, None] * at_means[own] + a[:, None] * at_means[link]
+        fine = fine - bend + 2 * np.einsum("ct,ct->c", at_point, sketch) + square
+        sketch = -2 * sketch
+    numbers = (part.astype(np.int32) for part in (own, link))
+    scores = (part.astype(np.float32) for part in (scale * (1 - a), scale * a, rough, fine))
+    places = (part.astype(np.int32) for part in (occupied.sizes, occupied.begins))
+    start = np.searchsorted(own, np.arange(len(links.means) + 1))
+    return Ranked._make([start, *numbers, *scores, *_coded(sketch), *places])
 
 
 def _coded(sketch: np.ndarray) -> tuple[np.ndarray, float]:

@@ -11,7 +11,7 @@ from gmm_ivf._cell_search import chosen_by_query, make_plan, prepared, ranking_c
 from gmm_ivf._cell_table import Moments, Occupied, Shape, ranked_cells
 from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._faiss import faiss
-from gmm_ivf._links import Links, nearest_links
+from gmm_ivf._links import nearest_links
 from gmm_ivf._vectors import block, sample_rows
 
 _LINKS, _LINKS_OF_MANY, _MANY_LISTS = 128, 32, 4096
@@ -106,20 +106,10 @@ def _default_links(nlist: int) -> int:
     return _LINKS if nlist <= _MANY_LISTS else _LINKS_OF_MANY
 
 
-def _on_edges(links: Links, moments: np.ndarray, cells: np.ndarray):
-    """Components, other components and fractions of vectors in cells of one bin."""
-    own, column = np.divmod(cells, links.count + 1)
-    on_edge = column < links.count
-    other = own.copy()
-    other[on_edge] = links.neighbours[own[on_edge], column[on_edge]]
-    return own, other, np.clip(moments[:, 1], 0, 1), on_edge, column
-
-
 def _left(shape: Shape, moments: np.ndarray, cells: np.ndarray) -> np.ndarray:
     """Squared residuals of vectors off their edges."""
-    own, _, a, on_edge, column = _on_edges(shape.links, moments, cells)
-    gaps = np.zeros(len(cells), np.float32)
-    gaps[on_edge] = shape.links.gaps[own[on_edge], column[on_edge]]
+    gaps = shape.links.ends(*np.divmod(cells, shape.per_component))[1]
+    a = np.clip(moments[:, 1], 0, 1)
     return moments[:, 0] - a * (2 * moments[:, 1] - a) * gaps
 
 
@@ -141,7 +131,8 @@ def _directions(
     if not count:
         return np.empty((0, points.shape[1]), np.float32)
     means = shape.links.means
-    own, other, a, _, _ = _on_edges(shape.links, moments, cells)
+    own, column = np.divmod(cells, shape.per_component)
+    other, a = shape.links.ends(own, column)[0], np.clip(moments[:, 1], 0, 1)
     off = points - means[own] - a[:, None] * (means[other] - means[own])
     order = np.argsort(cells, kind="stable")
     starts = np.flatnonzero(np.diff(cells[order], prepend=-1))

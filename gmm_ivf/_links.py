@@ -43,6 +43,14 @@ class Links:
         """Links of each mean."""
         return self.neighbours.shape[1]
 
+    def ends(self, own: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Other ends and squared lengths of edges; column L is no edge, and ends where it began."""
+        other, gaps = own.copy(), np.zeros(len(own), np.float32)
+        on_edge = column < self.count
+        other[on_edge] = self.neighbours[own[on_edge], column[on_edge]]
+        gaps[on_edge] = self.gaps[own[on_edge], column[on_edge]]
+        return other, gaps
+
     @property
     def nbytes(self) -> int:
         """Memory of the edges; the means are not ours."""
