@@ -54,7 +54,18 @@ class Chain:
         return rows
 
     def reverse(self, rows: np.ndarray) -> np.ndarray:
-        """Undo `apply` as far as can be: what a reduction or a normalisation lost stays lost."""
+        """Undo `apply` as far as can be: what a reduction or a normalisation lost stays lost.
+
+        Raises
+        ------
+        NotImplementedError
+            For a transform that FAISS cannot undo.
+        """
         for step in reversed(self._steps()):
+            if isinstance(step, faiss.LinearTransform) and not step.is_orthonormal:
+                raise NotImplementedError(
+                    f"FAISS cannot undo {type(step).__name__} that whitens, so vectors cannot be "
+                    'reconstructed: keep them with refine="flat".'
+                )
             rows = step.reverse_transform(rows)
         return rows

@@ -78,6 +78,14 @@ def test_reconstruction_goes_back_through_the_transform(blobs, behind):
     np.testing.assert_allclose(reduced.reconstruct_n(0, 5), want, atol=1e-5)
 
 
+def test_a_transform_that_faiss_cannot_undo_is_named(blobs, behind):
+    x = blobs(900, 12)
+    index = behind("PCAW6,IVF6,Flat", x)
+    index.add(x)
+    with pytest.raises(NotImplementedError, match=r"cannot undo PCAMatrix that whitens.*refine"):
+        index.reconstruct(0)
+
+
 def test_bad_rows_are_named_before_the_transform(blobs, behind):
     x = blobs(900, 12)
     index = behind("PCA8,IVF6,Flat", x)
