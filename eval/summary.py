@@ -68,15 +68,18 @@ class Block:
     n: int
     train_rows: int
     seeds: tuple[int, ...]
+    baseline: str
     rows: tuple[Row, ...]
 
     @property
     def title(self) -> str:
         """Heading of the block, in words."""
         seeds = ", ".join(map(str, self.seeds))
+        against = "" if self.baseline == BASELINE else f", x against {self.baseline}"
         return (
             f"K = nlist = {self.nlist:,}, N/K = {self.n / self.nlist:,.0f}, "
             f"trained on {self.train_rows:,} rows, seed{'s' * (len(self.seeds) > 1)} {seeds}"
+            + against
         )
 
 
@@ -127,14 +130,16 @@ def summarize(points: Sequence[OperatingPoint]) -> list[Block]:
     for nlist in dict.fromkeys(nlist for nlist, _, _ in by_key):
         own = {key: curve for key, curve in by_key.items() if key[0] == nlist}
         first = next(iter(own.values()))[0]
+        baseline = _baseline(by_key, nlist)
         blocks.append(
             Block(
                 nlist=nlist,
                 n=first.n,
                 train_rows=first.key.train_rows,
                 seeds=tuple(dict.fromkeys(seed for _, _, seed in own)),
+                baseline=baseline,
                 rows=tuple(
-                    _row(nlist, method, by_key, best)
+                    _row(nlist, method, by_key, best, baseline)
                     for method in dict.fromkeys(method for _, method, _ in own)
                 ),
             )
@@ -168,8 +173,18 @@ def _best_plain(by_key: Curves, target: float) -> tuple[int, str] | None:
     return min(known, key=lambda kind: known[kind]) if known else None
 
 
+def _baseline(by_key: Curves, nlist: int) -> str:
+    """k-means with a flat coarse quantizer, or where it is missing the first plain FAISS index."""
+    own = [method for k, method in _plain(by_key) if k == nlist]
+    return BASELINE if BASELINE in own or not own else own[0]
+
+
 def _row(
-    nlist: int, method: str, by_key: Curves, best: Mapping[float, tuple[int, str] | None]
+    nlist: int,
+    method: str,
+    by_key: Curves,
+    best: Mapping[float, tuple[int, str] | None],
+    baseline: str,
 ) -> Row:
     seeds = _seeds(by_key, nlist, method)
     own = [by_key[nlist, method, seed] for seed in seeds]
@@ -194,7 +209,7 @@ def _row(
         nlist=nlist,
         seeds=tuple(seeds),
         costs=tuple(Spread.of([curve_cost(c, t) for c in own]) for t in TARGETS),
-        ratios=tuple(ratio(target, (nlist, BASELINE)) for target in TARGETS),
+        ratios=tuple(ratio(target, (nlist, baseline)) for target in TARGETS),
         is_rough=tuple(any(_is_rough(c, t) for c in own) for t in TARGETS),
         to_best=tuple(ratio(target, best[target]) for target in BEST_TARGETS),
         entries_per_vector=mean(lambda point: point.entries_per_vector),
