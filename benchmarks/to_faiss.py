@@ -5,6 +5,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -18,7 +19,7 @@ from gmm_ivf.datasets import registry  # noqa: E402
 CODECS = ("Flat", "SQ8", "SQ4", "PQ32", "PQ16", "PQ16x4", "RaBitQ")
 
 
-def list_of_each(index: faiss.IndexIVF, n: int) -> np.ndarray:
+def list_of_each(index: Any, n: int) -> np.ndarray:
     """List that holds each of the ids 0 to n - 1, (n,) int64."""
     found, lists = np.full(n, -1), index.invlists
     for number in range(index.nlist):
