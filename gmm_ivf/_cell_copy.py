@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._cell_table import Occupied
-from gmm_ivf._decoding import template_bytes
 from gmm_ivf._faiss import faiss, raw
 from gmm_ivf._scan import spread_over_threads
 
@@ -25,6 +24,8 @@ class CellCopy:
         With lists in the order of `occupied`.
     occupied : Occupied
     per_component : int
+    template : ndarray of uint8
+        Its codec, as `template_bytes` gives it.
 
     Attributes
     ----------
@@ -36,7 +37,7 @@ class CellCopy:
         Entries of each list.
     """
 
-    def __init__(self, ivf: Any, occupied: Occupied, per_component: int):
+    def __init__(self, ivf: Any, occupied: Occupied, per_component: int, template: np.ndarray):
         own, local = np.divmod(occupied.cells, per_component)
         bits = max(1, int(per_component - 1).bit_length())
         self._quantizer = _repeating_quantizer(ivf, bits)
@@ -44,7 +45,7 @@ class CellCopy:
         self.keys = (own << bits) | local
         self.sizes = np.zeros(lists, np.int64)
         self.sizes[self.keys] = occupied.sizes
-        self.ivf = _emptied(ivf, self._quantizer, lists)
+        self.ivf = _over_cells(template, self._quantizer, lists)
         self._fill(ivf, own, occupied)
         self.ivf.ntotal = int(occupied.sizes.sum())
         spread_over_threads(self.ivf)
@@ -87,9 +88,9 @@ def _repeating_quantizer(ivf: Any, bits: int) -> Any:
     return quantizer
 
 
-def _emptied(ivf: Any, quantizer: Any, lists: int) -> Any:
-    """An index with the codec of another, over other lists."""
-    copy: Any = faiss.deserialize_index(template_bytes(ivf))
+def _over_cells(template: np.ndarray, quantizer: Any, lists: int) -> Any:
+    """An empty index with the codec of a template, over other lists."""
+    copy: Any = faiss.deserialize_index(template)
     copy.referenced_objects = [quantizer]
     copy.own_fields = False
     copy.quantizer = quantizer
@@ -99,7 +100,7 @@ def _emptied(ivf: Any, quantizer: Any, lists: int) -> Any:
         # Its table is one row per list; without it FAISS makes that of a list when it gets there.
         copy.use_precomputed_table = -1
         copy.precomputed_table.resize(0)
-    empty = faiss.ArrayInvertedLists(lists, ivf.code_size)
+    empty = faiss.ArrayInvertedLists(lists, copy.code_size)
     copy.replace_invlists(empty, True)
     empty.this.disown()
     return copy

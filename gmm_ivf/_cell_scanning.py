@@ -19,7 +19,7 @@ from gmm_ivf._cell_search import (
 )
 from gmm_ivf._cell_table import Occupied, Shape
 from gmm_ivf._coarse import CoarseRanker
-from gmm_ivf._decoding import list_ids
+from gmm_ivf._decoding import list_ids, template_bytes
 from gmm_ivf._faiss import faiss, worst_distance
 from gmm_ivf._layout import ProbeOptions, Results
 from gmm_ivf._results import SearchCost
@@ -39,6 +39,9 @@ class Scan:
     def __init__(self, ivf: Any):
         self._ivf = ivf
         self._entries = 0
+
+    def learn_codec(self) -> None:
+        """Take down what the codec is, now that it is trained and nobody searches."""
 
     def prepare(self, occupied: Occupied, sizes: np.ndarray) -> None:
         """Look at the lists anew: of these cells, and of these sizes."""
@@ -159,12 +162,17 @@ class ListScan(Scan):
     def __init__(self, ivf: Any):
         super().__init__(ivf)
         self._copy: CellCopy | None = None
+        self._template = np.empty(0, np.uint8)
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         """Memory of the copy."""
         return self._copy.nbytes if self._copy else 0
+
+    def learn_codec(self) -> None:
+        """See `Scan`: the index has no lists while its codec is read, so a search cannot do so."""
+        self._template = template_bytes(self._ivf)
 
     def prepare(self, occupied: Occupied, sizes: np.ndarray) -> None:
         """See `Scan`."""
@@ -201,7 +209,8 @@ class ListScan(Scan):
     def _ready(self, shape: Shape, ranker: CoarseRanker) -> CellCopy:
         with self._lock:
             if self._copy is None:
-                self._copy = CellCopy(self._ivf, self._occupied, shape.per_component)
+                width = shape.per_component
+                self._copy = CellCopy(self._ivf, self._occupied, width, self._template)
         return self._copy
 
     def _options(self, options: ProbeOptions, width: int) -> ProbeOptions:

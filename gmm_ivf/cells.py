@@ -127,6 +127,7 @@ class CellLayout(Layout):
     def _install(self, shape: Shape, weight: float) -> None:
         self._shape, self._weight, self._ranked = shape, weight, None
         self._moments, self._new = Moments.none(shape.units), []
+        self._scan.learn_codec()
 
     def _ready(self) -> CoarseRanker:
         if self._ranker is None:

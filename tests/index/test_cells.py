@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import faiss
 import numpy as np
@@ -307,16 +306,6 @@ def test_reset_keeps_what_was_trained(blobs, celled):
     assert index.search(x[:1], 1)[1] == 0
 
 
-def test_threads_give_the_same_results(blobs, celled):
-    x, queries = blobs(3000, 16), blobs(300, 16, seed=3)
-    index = celled(x, 12)
-    index.add(x)
-    one = index.search(queries, 10)
-    faiss.omp_set_num_threads(2)
-    two = index.search(queries, 10)
-    np.testing.assert_array_equal(one[1], two[1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -403,14 +392,3 @@ def test_a_query_too_long_for_distances_finds_nothing(blobs, celled, name):
     assert (labels[1] == -1).all() and (labels[[0, 2]] >= 0).all()
     lims = index.range_search(queries, 5.0)[0]
     assert lims[1] == lims[2] and lims[3] > lims[2] > 0
-
-
-@pytest.mark.parametrize("name", ["Flat", "SQ8"])
-def test_searches_side_by_side_after_an_add(blobs, celled, name):
-    x, queries = blobs(3000, 16), blobs(100, 16, seed=3)
-    index = celled(x, 12, name)
-    index.add(x)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: index.search(queries, 10)[1], range(8)))
-    for labels in found[1:]:
-        np.testing.assert_array_equal(labels, found[0])
