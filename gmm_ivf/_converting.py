@@ -43,7 +43,8 @@ class Converting(Adapter):
     def to_faiss(self) -> Any:
         """Copy the vectors into a plain FAISS index, each in the list of its nearest mean only.
 
-        ``faiss.write_index`` writes it for programs without gmm_ivf.
+        ``faiss.write_index`` writes it for programs without gmm_ivf. No other thread may search
+        or change this index meanwhile.
 
         Returns
         -------

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from gmm_ivf.params import as_number, file_to_replace
+from gmm_ivf.params import as_number, check_readable, file_to_replace
 
 _HEADER, _DIGEST = "gmm_ivf.index", "gmm_ivf.index.sha256"
 _VERSION = 1
@@ -184,8 +184,7 @@ class Sections:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"no index file at {self.path}")
+        check_readable(self.path, "index")
         header, self._sections = self._checked_header()
         self.settings: dict = header["settings"]
 

@@ -125,6 +125,14 @@ def file_to_replace(path: str | os.PathLike) -> Path:
     return path
 
 
+def check_readable(path: str | os.PathLike, kind: str) -> None:
+    """Raise FileNotFoundError where there is no file, PermissionError where it may not be read."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no {kind} file at {path}")
+    # safetensors calls a file that may not be read one that is not there.
+    open(path, "rb").close()
+
+
 def covariance_shape(covariance_type: str, n_components: int, n_features: int) -> tuple[int, ...]:
     """Shape of ``covariances_`` and its relatives."""
     k, d = n_components, n_features
@@ -212,8 +220,7 @@ class MixtureParams:
         ValueError
             When the file is truncated, of another kind, or of a newer version.
         """
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no mixture file at {path}")
+        check_readable(path, "mixture")
         try:
             with safe_open(path, framework="numpy") as file:
                 text = (file.metadata() or {}).get(_FORMAT)

@@ -172,3 +172,10 @@ def test_a_folder_or_pipe_is_no_file_to_replace(tmp_path):
             write_sections(path, {}, {})
     assert pipe.is_fifo()
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_not_called_missing(written):
+    written.chmod(0)
+    with pytest.raises(PermissionError):
+        Sections(written)
