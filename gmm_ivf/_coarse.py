@@ -182,7 +182,9 @@ class CoarseRanker:
         """
         if self._center is not None:
             rows = self.points(rows)
-        if self._graph is not None:
+        # A graph need not lead to all means, above all where some are equal: who wants all of them
+        # gets all, at the same cost.
+        if self._graph is not None and m < self._flat.ntotal:
             return graph_search(self._graph, rows, m, self._quantizer.ef_search)
         found = faiss.IndexFlat.search(self._flat, rows, m)
         return *found, np.full(len(rows), self._flat.ntotal)

@@ -110,11 +110,25 @@ def test_graph_that_leads_to_few_means(by_graph):
     x[150:] += 1
     index = by_graph(x, 300)
     index.add(x)
-    index.nprobe = 300
+    index.nprobe = 299
     distances, labels = index.search(x[:5], 400)
     known = labels[0][labels[0] >= 0]
     assert len(known) == len(set(known)) > 0
     assert (distances[labels < 0] == np.finfo("f4").max).all()
+
+
+@pytest.mark.parametrize("options", [{"max_lists": 1}, {"layout": "cells"}], ids=str)
+def test_all_lists_are_probed_where_means_are_equal(blobs, options):
+    """A graph over equal means falls apart, and does not lead to all of them."""
+    x = blobs(400, 3)
+    centroids = np.repeat(x[:2], 20, axis=0)
+    q = GMMQuantizer.from_centroids(centroids, coarse="hnsw8")
+    index = IndexIVFGMM(faiss.IndexIVFFlat(q, 3, 40), q, **options)
+    index.train(x)
+    index.add(x)
+    index.nprobe = 40
+    labels = index.search(x[:5], 400)[1]
+    assert [sorted(row) for row in labels.tolist()] == [list(range(400))] * 5
 
 
 def test_copies_pickles_and_files(blobs, by_graph, tmp_path):
