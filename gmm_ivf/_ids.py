@@ -8,20 +8,22 @@ import numpy as np
 ID_LIMIT = np.iinfo(np.int64).max
 
 
-def check_ids(ids: Any, n: int) -> np.ndarray:
+def check_ids(ids: Any, n: int, name: str = "ids") -> np.ndarray:
     """Return n ids as int64, or raise ValueError naming the offending one."""
     ids = np.asarray(ids)
     if ids.shape != (n,):
-        raise ValueError(f"ids must have shape ({n},), one per row of x; got {ids.shape}.")
-    checked = as_int64(ids, "ids")
+        raise ValueError(f"{name} must have shape ({n},), one per row of x; got {ids.shape}.")
+    checked = as_int64(ids, name)
     if n and checked.min() < 0:
-        raise ValueError(f"ids must not be negative (FAISS's -1 means none); got {checked.min()}.")
+        raise ValueError(
+            f"{name} must not be negative (FAISS's -1 means none); got {checked.min()}."
+        )
     if n and checked.max() == ID_LIMIT:
-        raise ValueError(f"ids must be below 2**63 - 1; got {checked.max()}.")
+        raise ValueError(f"{name} must be below 2**63 - 1; got {checked.max()}.")
     ordered = np.sort(checked)
     twice = ordered[:-1][ordered[1:] == ordered[:-1]]
     if twice.size:
-        raise ValueError(f"ids must be unique within one call; {twice[0]} comes more than once.")
+        raise ValueError(f"{name} must be unique within one call; {twice[0]} comes more than once.")
     return checked
 
 

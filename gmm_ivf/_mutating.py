@@ -142,7 +142,7 @@ class Mutating(Adapter):
         """
         layout = self._ready()
         x = self._matrix(x)
-        keys = check_ids(keys, x.shape[0])
+        keys = check_ids(keys, x.shape[0], "keys")
         unknown = ~layout.contains(keys)
         if unknown.any():
             raise ValueError(f"keys must be stored; {keys[unknown.argmax()]} is not: add it.")

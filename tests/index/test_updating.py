@@ -45,9 +45,9 @@ def test_update_equals_adding_the_new_vectors(blobs, soft, entries_of, name):
     ("keys", "rows", "message"),
     [
         ([1, 300], 2, "keys must be stored; 300 is not: add it"),
-        ([1, 1], 2, "1 comes more than once"),
+        ([1, 1], 2, "keys must be unique.*1 comes more than once"),
         ([-1, 1], 2, "negative"),
-        ([1, 2], 3, r"ids must have shape \(3,\)"),
+        ([1, 2], 3, r"keys must have shape \(3,\)"),
         ([0.0, 1.0], 2, "must be integers"),
     ],
 )
