@@ -206,7 +206,7 @@ class ListScan(Scan):
         probes = Probes(keys, np.ascontiguousarray(distances, np.float32), coarse)
         return probes, ranking_cost(counts, queries)
 
-    def _ready(self, shape: Shape, ranker: CoarseRanker) -> CellCopy:
+    def _ready(self, shape: Shape) -> CellCopy:
         with self._lock:
             if self._copy is None:
                 width = shape.per_component
@@ -214,11 +214,16 @@ class ListScan(Scan):
         return self._copy
 
     def _options(self, options: ProbeOptions, width: int) -> ProbeOptions:
+        """Options for FAISS of a search of so many cells."""
         parameters = faiss.SearchParametersIVF()
         parameters.nprobe, parameters.max_codes = width, options.max_codes
         if options.selector is not None:
             parameters.sel = options.selector
         return ProbeOptions(width, options.max_codes, parameters)
+
+    def _of_search(self, options: ProbeOptions, k: int, width: int) -> ProbeOptions:
+        """`_options` of `search`, where k and the number of cells may be limited."""
+        return self._options(options, width)
 
     def search(
         self,
@@ -231,14 +236,14 @@ class ListScan(Scan):
         ranked: Any,
     ) -> Results:
         """See `FlatScan.search`."""
-        copy, plan = self._ready(shape, ranker), self.plan(options, cells)
+        copy, plan = self._ready(shape), self.plan(options, cells)
         found = self.nothing(len(rows), k, 0)
         for where in query_blocks(len(rows), len(ranker.table)):
             probes, found.ranking[where] = self._probes(rows[where], plan, ranker, shape, ranked)
-            width = self._options(options, probes.lists.shape[1])
-            part = nearest_entries(copy.ivf, rows[where], k, probes, width)
+            narrow = self._of_search(options, k, probes.lists.shape[1])
+            part = nearest_entries(copy.ivf, rows[where], k, probes, narrow)
             found.distances[where], found.labels[where] = part
-            found.scanned[where] = probes.scanned(copy.sizes, options.max_codes)
+            found.scanned[where] = probes.scanned(copy.sizes, narrow.max_codes)
             found.coarse[where] = probes.coarse
         return found
 
@@ -253,7 +258,7 @@ class ListScan(Scan):
         ranked: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SearchCost]:
         """See `FlatScan.within`."""
-        copy, plan = self._ready(shape, ranker), self.plan(options, cells)
+        copy, plan = self._ready(shape), self.plan(options, cells)
         costs = self.nothing(len(rows), 0, 0)
         sizes, parts = [np.zeros(1, np.int64)], []
         for where in query_blocks(len(rows), len(ranker.table)):

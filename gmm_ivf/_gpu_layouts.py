@@ -5,16 +5,13 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._cell_copy import CellCopy
-from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._cell_scanning import ListScan
-from gmm_ivf._cell_search import query_blocks
-from gmm_ivf._cell_table import Occupied, Shape
-from gmm_ivf._coarse import CoarseRanker
+from gmm_ivf._cell_table import Occupied
 from gmm_ivf._faiss import faiss
 from gmm_ivf._gpu_limits import check_limits, on_gpu, refuse_max_codes, refuse_selector
 from gmm_ivf._layout import Layout, ProbeOptions, Results
 from gmm_ivf._results import SearchCost
-from gmm_ivf._scan import Probes, nearest_entries
+from gmm_ivf._scan import Probes
 from gmm_ivf.cells import CellLayout
 from gmm_ivf.lists import ListsLayout
 
@@ -161,25 +158,7 @@ class _GpuScan(ListScan):
         super().__init__(ivf)
         self._copy, self._entries = copy, entries
 
-    def search(
-        self,
-        rows: np.ndarray,
-        k: int,
-        options: ProbeOptions,
-        cells: CellOptions,
-        ranker: CoarseRanker,
-        shape: Shape,
-        ranked: Any,
-    ) -> Results:
-        """As `ListScan.search`, but the last cell of a query is scanned whole."""
-        copy, plan = self._ready(shape, ranker), self.plan(options, cells)
-        found = self.nothing(len(rows), k, 0)
-        whole = ProbeOptions(options.nprobe, 0, options.parameters)
-        for where in query_blocks(len(rows), len(ranker.table)):
-            probes, found.ranking[where] = self._probes(rows[where], plan, ranker, shape, ranked)
-            width = probes.lists.shape[1]
-            check_limits(k, k, width, f"the number of cells to scan with nprobe={options.nprobe}")
-            part = nearest_entries(copy.ivf, rows[where], k, probes, self._options(whole, width))
-            found.distances[where], found.labels[where] = part
-            found.scanned[where], found.coarse[where] = probes.scanned(copy.sizes, 0), probes.coarse
-        return found
+    def _of_search(self, options: ProbeOptions, k: int, width: int) -> ProbeOptions:
+        """Without `max_codes`, which faiss-gpu has not: the last cell is scanned whole."""
+        check_limits(k, k, width, f"the number of cells to scan with nprobe={options.nprobe}")
+        return self._options(ProbeOptions(options.nprobe, 0, options.parameters), width)

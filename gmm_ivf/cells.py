@@ -17,13 +17,14 @@ from gmm_ivf._faiss import faiss
 from gmm_ivf._layout import Layout, ProbeOptions, Results
 from gmm_ivf._results import SearchCost
 from gmm_ivf._scan import Probes, nearest_entries, spread_over_threads
+from gmm_ivf._stored import StoredLayout
 from gmm_ivf._vectors import block
 from gmm_ivf.quantizer import GMMQuantizer
 
 __all__ = ["CellLayout", "CellOptions"]
 
 
-class CellLayout(Layout):
+class CellLayout(StoredLayout):
     """Vectors in cells, of which a query ranks many and scans few.
 
     The wrapped index holds each vector in the list of its nearest mean, as stock FAISS would, cell
@@ -79,16 +80,6 @@ class CellLayout(Layout):
         return bool(self.ivf.is_trained and self._shape is not None)
 
     @property
-    def ntotal(self) -> int:
-        """See `Layout`."""
-        return len(self._store)
-
-    @property
-    def entries(self) -> int:
-        """See `Layout`."""
-        return self._store.entries
-
-    @property
     def max_copies(self) -> int:
         """See `Layout`."""
         return 1
@@ -97,11 +88,6 @@ class CellLayout(Layout):
     def tau(self) -> float | None:
         """See `Layout`; None."""
         return None
-
-    @property
-    def next_id(self) -> int:
-        """See `Layout`."""
-        return self._store.next_id
 
     @property
     def residual_weight(self) -> float:
@@ -139,14 +125,6 @@ class CellLayout(Layout):
         if self._shape is None:
             raise RuntimeError("the cells are not trained: call train(x) first.")
         return self._ready(), self._shape
-
-    def contains(self, ids: np.ndarray) -> np.ndarray:
-        """See `Layout`."""
-        return self._store.contains(ids)
-
-    def new_ids(self, ids: Any, n: int) -> np.ndarray:
-        """See `Layout`."""
-        return self._store.new_ids(ids, n)
 
     def add(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
         """See `Layout`.

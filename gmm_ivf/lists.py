@@ -13,6 +13,7 @@ from gmm_ivf._packed import PackedCopy
 from gmm_ivf._results import SearchCost, first_of_each_id, first_within_each_row
 from gmm_ivf._scan import Probes, entries_within, nearest_entries, spread_over_threads
 from gmm_ivf._store import CopyStore
+from gmm_ivf._stored import StoredLayout
 from gmm_ivf._vectors import block, spans
 from gmm_ivf.assignment import pairs_of_table
 from gmm_ivf.quantizer import GMMQuantizer
@@ -46,7 +47,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
     return RULES[name](**{key: value for key, value in options.items() if key != "name"})
 
 
-class ListsLayout(Layout):
+class ListsLayout(StoredLayout):
     """Copies in the lists of a FAISS index, and every id once in the results.
 
     Parameters
@@ -98,24 +99,9 @@ class ListsLayout(Layout):
         return bool(self.ivf.is_trained and self._log_tau is not None)
 
     @property
-    def ntotal(self) -> int:
-        """See `Layout`."""
-        return len(self._store)
-
-    @property
-    def entries(self) -> int:
-        """See `Layout`."""
-        return self._store.entries
-
-    @property
     def max_copies(self) -> int:
         """See `Layout`."""
         return self._store.max_copies
-
-    @property
-    def next_id(self) -> int:
-        """See `Layout`."""
-        return self._store.next_id
 
     @property
     def tau(self) -> float | None:
@@ -154,14 +140,6 @@ class ListsLayout(Layout):
         if self._assigner is None:
             self._assigner = Assigner(self._quantizer, self.max_lists, self._rule)
         return self._assigner
-
-    def contains(self, ids: np.ndarray) -> np.ndarray:
-        """See `Layout`."""
-        return self._store.contains(ids)
-
-    def new_ids(self, ids: Any, n: int) -> np.ndarray:
-        """See `Layout`."""
-        return self._store.new_ids(ids, n)
 
     def add(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
         """See `Layout`."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.engine import Engine
-from gmm_ivf.kernels import em, torch_backend
+from gmm_ivf.kernels import em
 from gmm_ivf.kernels.components import Components, Statistics, precisions_cholesky
 from gmm_ivf.kernels.dispatch import choose_precision
 from gmm_ivf.kernels.hard import HardPass
@@ -28,7 +28,6 @@ class TritonEngine(Engine):
     burst = 4
 
     _samples: Samples | None = None
-    _norm: Tensor | None = None
     _loop: Loop | None = None
     _reached: Components | None = None
 
@@ -42,7 +41,7 @@ class TritonEngine(Engine):
     def _staged_in(self, mode: str) -> Samples:
         self.mode = mode
         if self._samples is None or self._samples.mode != self.mode:
-            self._norm = self._loop = None
+            self._loop = None
             whole = self._whole()
             # Two parts in the storage type, and copies on the way there.
             with needed("the samples that the kernels read", 4 * whole.numel()):
@@ -53,9 +52,9 @@ class TritonEngine(Engine):
 
     def _whole(self) -> Tensor:
         if self.device.type == "cuda" and not self._stays_on_device(torch.float32):
-            needed = self.rows.n * self.rows.d * 4 / 2**30
+            wanted = self.rows.n * self.rows.d * 4 / 2**30
             raise ValueError(
-                f'backend="triton" keeps all samples on the device, and {needed:.1f} GiB are too '
+                f'backend="triton" keeps all samples on the device, and {wanted:.1f} GiB are too '
                 'many for the memory that is free; use backend="torch", which streams them.'
             )
         return self.resident(torch.float32)
@@ -92,18 +91,3 @@ class TritonEngine(Engine):
         elif components is not self._reached:
             loop.restart(components)
         return loop
-
-    def e_step(
-        self,
-        components: Components,
-        respond: torch_backend.Responder | None = None,
-    ) -> Statistics:
-        """Sufficient statistics of all samples about the means of the components."""
-        if respond is not None:
-            return super().e_step(components, respond)
-        samples = self._samples or self._staged(components)
-        prepared = em.prepare(components, self.mode)
-        # The last normalisers are a good guess of these, which saves a running maximum.
-        rows, stats = em.e_step(samples, prepared, shift=self._norm)
-        self._norm = rows.norm
-        return stats

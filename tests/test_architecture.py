@@ -53,6 +53,7 @@ CHAIN = (
     "_scan",
     "_decoding",
     "_store",
+    "_stored",
     "_packed",
     "lists",
     "_links",
