@@ -4,27 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from gmm_ivf import GaussianMixture, seeding
-from gmm_ivf.kernels.dispatch import triton_obstacle
 
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(
-            triton_obstacle(torch.device("cpu")) is not None, reason="needs TRITON_INTERPRET=1"
-        ),
-    ),
-]
-pytestmark = [
-    pytest.mark.parametrize("device", DEVICES),
-    # Rows whose last normaliser is far off overflow, and are done again for that reason.
-    pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning"),
-]
+# Rows whose last normaliser is far off overflow, and are done again for that reason.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")
 KINDS = ("spherical", "diag", "tied", "full")
 
 

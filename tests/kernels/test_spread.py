@@ -3,24 +3,10 @@
 import pytest
 import torch
 
-from gmm_ivf.kernels.dispatch import triton_obstacle
 from gmm_ivf.kernels.spread import spread
 
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(
-            triton_obstacle(torch.device("cpu")) is not None, reason="needs TRITON_INTERPRET=1"
-        ),
-    ),
-]
-pytestmark = [
-    pytest.mark.parametrize("device", DEVICES),
-    # The exponential of a uniform draw of exactly 0 is infinite, and its row not drawn.
-    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
-]
+# The exponential of a uniform draw of exactly 0 is infinite, and its row not drawn.
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 
 
 @pytest.mark.parametrize(
