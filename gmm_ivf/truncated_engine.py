@@ -1,7 +1,6 @@
 """Truncated EM by the Triton kernels over samples that stay on the GPU."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -170,7 +169,7 @@ class TruncatedEngine(TritonEngine):
         states, found = [], []
         for number in range(count):
             # The components may be overwritten.
-            states.append(replace(prepared.components, **_copies(prepared.components)))
+            states.append(prepared.components.copy())
             exact = None
             kept = truncated.listed_rows(samples, prepared, self._lists, self._shape)
             if number == count - 1 or not self._chosen:
@@ -195,8 +194,3 @@ class TruncatedEngine(TritonEngine):
         start = int(self._draws.integers(step))
         exact = truncated.remeasured(samples, prepared, kept, self._shape, start, step)
         return truncated.discarded(exact, kept, samples.n) * step
-
-
-def _copies(components: Components) -> dict[str, Tensor]:
-    parts = vars(components).items()
-    return {name: part.clone() for name, part in parts if isinstance(part, Tensor)}

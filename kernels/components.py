@@ -78,6 +78,12 @@ class Components:
         weights = means.new_full((k,), 1 / k)
         return cls(covariance_type, weights, means, unit * variance, unit * variance**-0.5)
 
+    def copy(self) -> "Components":
+        """The same values in contiguous memory of their own."""
+        parts = (self.weights, self.means, self.covariances, self.precisions_cholesky)
+        copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
+        return Components(self.covariance_type, *copies)
+
     def log_constants(self) -> Tensor:
         """``log weight + log |U| - D/2 log(2 pi)`` of each component, shape (K,)."""
         k, d = self.means.shape

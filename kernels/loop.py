@@ -44,7 +44,7 @@ class Loop:
         self.samples = samples
         self.reg_covar = reg_covar
         prepared = prepare(components, samples.mode)
-        self.prepared = replace(prepared, components=_copy(components))
+        self.prepared = replace(prepared, components=components.copy())
         device = samples.values.device
         self._reg_covar = torch.full((1,), reg_covar, dtype=torch.float64, device=device)
         self._norm = samples.empty_rows()
@@ -66,7 +66,7 @@ class Loop:
 
     def components(self) -> Components:
         """A copy of the components reached."""
-        return _copy(self.prepared.components)
+        return self.prepared.components.copy()
 
     def run(self, count: int) -> Tensor:
         """So many iterations; the log-likelihood that each began with, (count,) float64."""
@@ -109,12 +109,6 @@ class Loop:
         )
         _overwrite(prepared, prepare(new, prepared.mode))
         return statistics.log_likelihood
-
-
-def _copy(components: Components) -> Components:
-    parts = (getattr(components, name) for name in _PARAMETERS)
-    copies = (part.clone(memory_format=torch.contiguous_format) for part in parts)
-    return Components(components.covariance_type, *copies)
 
 
 def _overwrite(prepared: Prepared, new: Prepared) -> None:
