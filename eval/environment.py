@@ -81,8 +81,9 @@ def stamp(threads: int, device: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        JSON types only. ``commit`` ends in "-dirty" when tracked files differ from it; outside a
-        git checkout it is what the environment variable GIT_COMMIT says, or None.
+        JSON types only. ``commit`` is what the environment variable GIT_COMMIT says, for copies of
+        a checkout; else that of the checkout, ending in "-dirty" when tracked files differ from it,
+        or None outside one.
     """
     faiss = require_faiss() if find_spec("faiss") else None
     gpu = None
@@ -124,10 +125,12 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
+    if named := os.environ.get("GIT_COMMIT"):
+        return named
     root = Path(__file__).resolve().parents[1]
     # Without this check git would search upwards and name the commit of somebody else's project.
     if not (root / ".git").exists():
-        return os.environ.get("GIT_COMMIT")
+        return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
