@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gmm_ivf.eval.kernel_cases import Case
 from gmm_ivf.eval.kernel_results import Row
 from gmm_ivf.eval.plots import save_figure
 
@@ -33,7 +34,7 @@ def draw(rows: Sequence[Row]) -> Any:
     Parameters
     ----------
     rows : sequence of Row
-        Those of fits, of other covariance types and modes, and without a time are not drawn.
+        Those of fits, of other covariance types, modes and data, and without a time are not drawn.
 
     Returns
     -------
@@ -44,7 +45,7 @@ def draw(rows: Sequence[Row]) -> Any:
     ValueError
         If no row has the time of an iteration.
     """
-    rows = [row for row in rows if row.job == "iteration" and row.best_ms is not None]
+    rows = [row for row in rows if row.job == "iteration" and row.ms is not None]
     if not rows:
         raise ValueError("rows must hold at least one time of an iteration, got none")
     from matplotlib.figure import Figure
@@ -57,7 +58,7 @@ def draw(rows: Sequence[Row]) -> Any:
     panels = figure.subplots(1, 3, sharey=True)
     for axes, axis in zip(panels, _AXES, strict=True):
         _panel(axes, axis, rows, base, names)
-    panels[0].set_ylabel("ms an EM iteration, eager or graph")
+    panels[0].set_ylabel("ms an EM iteration")
     first = rows[0]
     place = first.environment.get("gpu") or first.environment.get("cpu") or first.device
     figure.suptitle(f"{first.kind}, our kernels in {first.mode}, {place}", parse_math=False)
@@ -77,16 +78,19 @@ def series(rows: Sequence[Row], axis: str, base: tuple[int, int, int]) -> dict[s
     fixed = {name: size for name, size in zip(_AXES, base, strict=True) if name != axis}
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        if row.best_ms is not None and all(getattr(row, a) == v for a, v in fixed.items()):
-            found.setdefault(row.contender, {})[getattr(row, axis)] = row.best_ms
+        if row.ms is not None and all(getattr(row, a) == v for a, v in fixed.items()):
+            found.setdefault(row.contender, {})[getattr(row, axis)] = row.ms
     return {name: sorted(points.items()) for name, points in found.items()}
 
 
 def _common(rows: Sequence[Row]) -> list[Row]:
-    """Rows of the covariance type and mode that has the most cases."""
-    cases = {row.case for row in rows}
-    (kind, mode), _ = Counter((case.kind, case.mode) for case in cases).most_common(1)[0]
-    return [row for row in rows if (row.kind, row.mode) == (kind, mode)]
+    """Rows of the covariance type, mode and data that have the most cases."""
+
+    def of(item: Row | Case) -> tuple[str, str, str]:
+        return item.kind, item.mode, item.data
+
+    most, _ = Counter(of(case) for case in {row.case for row in rows}).most_common(1)[0]
+    return [row for row in rows if of(row) == most]
 
 
 def _base(rows: Sequence[Row]) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from gmm_ivf.eval import jsonl
 from gmm_ivf.eval.kernel_cases import Case
 
-SCHEMA = 1
+SCHEMA = 2
 _ROW = "kernel row"
 # What a time depends on beside the case.
 _SURROUNDINGS = ("commit", "gpu", "cpu", "threads", "packages", "triton_interpreter")
@@ -22,7 +22,7 @@ class Row:
 
     Attributes
     ----------
-    kind, mode, n, k, d
+    kind, mode, n, k, d, data
         The case. The mode is that of our kernels; a rival's precision is in its name.
     contender : str
     job : {"iteration", "fit"}
@@ -34,11 +34,11 @@ class Row:
     hard : bool
         k-means.
     ms : float or None
-        Median milliseconds, launched from Python.
-    graph_ms : float or None
-        The same replayed from a CUDA graph.
+        Median milliseconds; of truncated EM the mean of an iteration, median over fits.
     first_seconds : float or None
         First call in this process, compilation included.
+    cold : bool
+        Whether it was the first measurement of the process, by our kernels.
     flop : float
         What the job cannot do without; half for k-means.
     matmul_tflops : float or None
@@ -49,10 +49,18 @@ class Row:
         Largest and mean absolute error of log-densities against float64 on the same parameters.
     repeats : bool or None
         Whether a second iteration gave the same bits.
-    start_share : float or None
-        Of the start in the time of a fit.
+    start_share, load_share : float or None
+        Of the start in the time of a fit, and of reading, checking and copying the samples.
+    iteration_ms : float or None
+        Mean milliseconds of the iterations of a fit.
     log_likelihood : float or None
         Mean over the samples that a fit ended with, nats.
+    likelihood_loss : float or None
+        How much more exact EM gets from the same start, nats per sample; truncated EM only.
+    visited_share : float or None
+        Of the components, a mean over iterations of truncated EM.
+    exact_iterations : int or None
+        Of truncated EM, those with all components.
     iterations : int
     environment : dict
     """
@@ -62,6 +70,7 @@ class Row:
     n: int
     k: int
     d: int
+    data: str
     contender: str
     job: str
     device: str
@@ -69,8 +78,8 @@ class Row:
     reason: str = ""
     hard: bool = False
     ms: float | None = None
-    graph_ms: float | None = None
     first_seconds: float | None = None
+    cold: bool = False
     flop: float = 0.0
     matmul_tflops: float | None = None
     extra_mb: float | None = None
@@ -78,7 +87,12 @@ class Row:
     nats_mean: float | None = None
     repeats: bool | None = None
     start_share: float | None = None
+    load_share: float | None = None
+    iteration_ms: float | None = None
     log_likelihood: float | None = None
+    likelihood_loss: float | None = None
+    visited_share: float | None = None
+    exact_iterations: int | None = None
     iterations: int = 1
     environment: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -86,7 +100,7 @@ class Row:
     @property
     def case(self) -> Case:
         """What was measured."""
-        return Case(self.kind, self.mode, self.n, self.k, self.d)
+        return Case(self.kind, self.mode, self.n, self.k, self.d, self.data)
 
     @property
     def key(self) -> tuple[Case, str, str, str]:
@@ -94,15 +108,9 @@ class Row:
         return self.case, self.contender, self.job, self.device
 
     @property
-    def best_ms(self) -> float | None:
-        """The faster of eager and graph."""
-        times = [ms for ms in (self.ms, self.graph_ms) if ms is not None]
-        return min(times) if times else None
-
-    @property
     def tflops(self) -> float | None:
         """Necessary flop over time, TFLOP/s."""
-        return None if self.best_ms is None else 1e-9 * self.flop / self.best_ms
+        return None if self.ms is None else 1e-9 * self.flop / self.ms
 
     @property
     def floor_ms(self) -> float | None:
@@ -112,14 +120,14 @@ class Row:
     @property
     def share_of_floor(self) -> float | None:
         """Floor over time: 1 is as fast as matrix products go."""
-        if self.best_ms is None or self.floor_ms is None:
+        if self.ms is None or self.floor_ms is None:
             return None
-        return self.floor_ms / self.best_ms
+        return self.floor_ms / self.ms
 
     def to_json(self) -> str:
         """One line; derived numbers are written out, numbers that are not finite as null."""
         row = asdict(self)
-        for name in ("best_ms", "tflops", "floor_ms", "share_of_floor"):
+        for name in ("tflops", "floor_ms", "share_of_floor"):
             row[name] = getattr(self, name)
         for name, value in row.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -171,15 +179,12 @@ class Store:
             jsonl.cut_torn_line(path)
             self._rows = {r.key: r for r in _comparable(found, environment) if r.status == "ok"}
 
-    def __contains__(self, key: tuple) -> bool:
-        return key in self._rows
+    def get(self, key: tuple) -> Row | None:
+        """The row of a key that holds."""
+        return self._rows.get(key)
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def rows(self) -> list[Row]:
-        """The rows that hold, oldest first."""
-        return list(self._rows.values())
 
     def append(self, row: Row) -> None:
         """Write a row and wait until it is on the disk."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gmm_ivf.eval.environment import require_faiss, usable_cores
 from gmm_ivf.eval.kernel_cases import Case, Problem
-from gmm_ivf.eval.kernel_contenders import REG_COVAR, Chunked, Contender, Loop
+from gmm_ivf.eval.kernel_contenders import REG_COVAR, Chunked, Contender, Iterations
 
 # What a core does in a second on products of float32, roughly; scikit-learn's passes over N x K
 # matrices take ten times as long.
@@ -24,6 +24,8 @@ _SKLEARN_FLOPS = 1e9
 # scikit-learn's peak in units of an N x K matrix of float32, and what it may take.
 _SKLEARN_MATRICES = 6.3
 _SKLEARN_BYTES = 8e9
+# Bytes that go from host memory to a GPU in a second, by the way of pages that are not pinned.
+_UPLOAD_RATE = 5e9
 _HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -54,7 +56,7 @@ class Sklearn(Contender):
             **start,
         )
 
-    def loop(self, problem: Problem) -> Loop:
+    def iterations(self, problem: Problem) -> Iterations:
         """Fits from given parameters."""
         given = problem.parameters()
         start = {f"{name}_init": given[name] for name in ("weights", "means", "precisions")}
@@ -73,7 +75,7 @@ class Sklearn(Contender):
             sample = problem.x[problem.rows].cpu().numpy()
             return torch.from_numpy(model.score_samples(sample))
 
-        return Loop(run, density, single=False)
+        return Iterations(run, 0, density)
 
     def fit(self, problem: Problem, iterations: int) -> dict[str, Any]:
         """With its k-means start."""
@@ -93,7 +95,7 @@ class FlashKMeans(Contender):
         """Without a GPU it falls back to something slow."""
         return super().missing(device) or (None if device.type == "cuda" else "needs a GPU")
 
-    def loop(self, problem: Problem) -> Loop:
+    def iterations(self, problem: Problem) -> Iterations:
         """Without early stop, from the means of the problem."""
         flash = importlib.import_module("flash_kmeans")
         dtype = _HALF_TYPES.get(problem.case.mode, torch.float32)
@@ -105,7 +107,7 @@ class FlashKMeans(Contender):
                 x[None], problem.case.k, max_iters=iterations, tol=0.0, init_centroids=means
             )
 
-        return Loop(run, None, 0 if x is problem.x else x.nbytes, single=False)
+        return Iterations(run, 0, x_bytes=0 if x is problem.x else x.nbytes)
 
     def fit(self, problem: Problem, iterations: int) -> dict[str, Any]:
         """Its class, on a tensor in host memory; the start is random rows."""
@@ -129,9 +131,13 @@ class FastKMeans(Contender):
     package = "fastkmeans"
     hard = True
 
-    def loop(self, problem: Problem) -> Loop:
+    def seconds(self, case: Case) -> float:
+        """Each iteration sends all samples to the device."""
+        return 4.0 * case.n * case.d / _UPLOAD_RATE
+
+    def iterations(self, problem: Problem) -> Iterations:
         """It always reads from host memory and draws its own start."""
-        return Loop(lambda iterations: self.fit(problem, iterations), None, single=False)
+        return Iterations(lambda iterations: self.fit(problem, iterations), 0)
 
     def fit(self, problem: Problem, iterations: int) -> dict[str, Any]:
         """All samples, no early stop."""
@@ -170,14 +176,14 @@ class TorchGMM(Contender):
             **start,
         )
 
-    def loop(self, problem: Problem) -> Loop:
+    def iterations(self, problem: Problem) -> Iterations:
         """Samples on the device, from the means of the problem."""
         means = problem.components.means.float().cpu()
 
         def run(iterations: int) -> None:
             self._model(problem, iterations, init_means=means).fit(problem.x)
 
-        return Loop(run, lambda: self._density(problem), single=False)
+        return Iterations(run, 0, lambda: self._density(problem))
 
     def _density(self, problem: Problem) -> Tensor:
         gmm = importlib.import_module("torchgmm.bayes.gmm.model")
@@ -231,13 +237,11 @@ class FaissKMeans(Contender):
             max_points_per_centroid=case.n,
         ).train(problem.host, **start)
 
-    def loop(self, problem: Problem) -> Loop:
+    def iterations(self, problem: Problem) -> Iterations:
         """From the means of the problem, all samples."""
         means = problem.components.means.float().cpu().numpy()
-        return Loop(
-            lambda iterations: self._train(problem, iterations, init_centroids=means),
-            None,
-            single=False,
+        return Iterations(
+            lambda iterations: self._train(problem, iterations, init_centroids=means), 0
         )
 
     def fit(self, problem: Problem, iterations: int) -> dict[str, Any]:
@@ -249,14 +253,14 @@ class FaissKMeans(Contender):
 def rivals() -> dict[str, Contender]:
     """All of them by name, in the order of the table."""
     found = [
-        Chunked("fp32"),
-        Chunked("tf32"),
-        Chunked("bf16"),
-        Sklearn(),
         FlashKMeans(),
+        Chunked("bf16"),
+        Chunked("tf32"),
+        Chunked("fp32"),
         FastKMeans(),
         TorchGMM(),
-        FaissKMeans(gpu=False),
         FaissKMeans(gpu=True),
+        FaissKMeans(gpu=False),
+        Sklearn(),
     ]
     return {contender.name: contender for contender in found}

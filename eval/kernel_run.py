@@ -1,21 +1,22 @@
-"""All measurements of `eval.kernels`, each case within its share of the time."""
+"""All measurements of `eval.kernels`: our kernels first, then the others by what time is left."""
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from gmm_ivf.eval.kernel_cases import Case, Problem
-from gmm_ivf.eval.kernel_contenders import Contender, first_line
-from gmm_ivf.eval.kernel_measure import FIT_ITERATIONS, blank, measure
+from gmm_ivf.eval.kernel_cases import CURVES, Case
+from gmm_ivf.eval.kernel_contenders import Contender
+from gmm_ivf.eval.kernel_measure import Measurer, blank, expected_seconds
 from gmm_ivf.eval.kernel_results import Row, Store
-from gmm_ivf.eval.kernel_timing import Budget
+from gmm_ivf.eval.kernel_timing import Budget, matmul_tflops
+from gmm_ivf.eval.kernel_worker import Worker
 from gmm_ivf.eval.progress import bar
 
-# What the difference of a longer and a shorter fit takes when neither is repeated.
-_DIFFERENCE_ITERATIONS = 10
+# The others may take one in so many parts of the time that is left for a case, or equal ones where
+# fewer cases are left.
+_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Plan:
     cases : tuple of Case
         The most important first: later ones go when time is short.
     contenders : tuple of Contender
-    with_fit : bool
     device : torch.device
     seconds : float
         For everything.
@@ -35,38 +35,39 @@ class Plan:
 
     cases: tuple[Case, ...]
     contenders: tuple[Contender, ...]
-    with_fit: bool
     device: torch.device
     seconds: float
 
-    def tasks(self, case: Case) -> list[tuple[Contender, str]]:
-        """Contenders and jobs for a case, in order.
+    def tasks(self, case: Case, own: bool) -> list["Task"]:
+        """What our kernels do on a case, or the others, in order.
 
-        Ours come first, and their fits before their iterations, so that the first fit compiles.
-        k-means is measured beside spherical mixtures only.
+        Fits of the kernels come before their iterations, so that the first fit compiles; the others
+        make fits on the first case only, last.
         """
-        own = [c for c in self.contenders if c.own]
-        others = [c for c in self.contenders if not c.own]
-        if case.kind != "spherical":
-            others = [c for c in others if not c.hard]
-        fits = [(c, "fit") for c in own if c.has_fit and self.with_fit]
-        late = [(c, "fit") for c in others if c.has_fit and self.with_fit]
-        return [*fits, *((c, "iteration") for c in (*own, *others)), *late]
+        found = [c for c in self.contenders if c.own == own and c.suits(case)]
+        iterations = [Task(case, contender, "iteration") for contender in found]
+        wanted = case not in CURVES if own else case == self.cases[0]
+        able = [c for c in found if c.has_fit(self.device)] if wanted else []
+        fits = [Task(case, contender, "fit") for contender in able]
+        return [*fits, *iterations] if own else [*iterations, *fits]
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A measurement that there was no time for."""
+class Task:
+    """A measurement to be made, or one that there was no time for."""
 
     case: Case
-    contender: str
+    contender: Contender
     job: str
 
 
 def run(
     plan: Plan, store: Store, clock: Callable[[], float] = time.monotonic
-) -> tuple[list[Row], list[LeftOut]]:
+) -> tuple[list[Row], list[Task]]:
     """Measure everything that the store does not hold yet.
+
+    Our kernels on all cases, then the others on each within a part of the time, so that one case
+    does not cost the next; what that left out has another chance at the end.
 
     Parameters
     ----------
@@ -79,75 +80,72 @@ def run(
     Returns
     -------
     rows : list of Row
-        Of the plan, measured now or before, in order.
-    left_out : list of LeftOut
+        Of the plan, measured now or before.
+    left_out : list of Task
     """
     budget = Budget(plan.seconds, clock)
-    rows: list[Row] = []
-    left_out: list[LeftOut] = []
-    total = sum(len(plan.tasks(case)) for case in plan.cases)
-    with bar(total, "kernels") as progress:
+    total = sum(len(plan.tasks(case, own)) for case in plan.cases for own in (True, False))
+    with bar(total, "kernels") as progress, Worker(plan.device) as apart:
+        session = _Session(plan, store, Measurer(plan.device), apart, progress.update)
+        left_out: list[Task] = []
+        for case in plan.cases:
+            left_out += session.measure(plan.tasks(case, own=True), budget)
+        postponed: list[Task] = []
         for number, case in enumerate(plan.cases):
-            share = budget.part(len(plan.cases) - number)
-            for found in _case(plan, case, store, budget, share):
-                if isinstance(found, Row):
-                    rows.append(found)
-                else:
-                    left_out.append(found)
-                progress.update()
-    return rows, left_out
+            share = budget.part(min(len(plan.cases) - number, _PARTS))
+            postponed += session.measure(plan.tasks(case, own=False), share)
+        left_out += session.measure(postponed, budget)
+    return session.rows, left_out
 
 
-def _case(
-    plan: Plan, case: Case, store: Store, budget: Budget, share: Budget
-) -> Iterator[Row | LeftOut]:
-    """Rows of a case, or what was left out of it."""
-    kept = {row.key: row for row in store.rows()}
-    problem: Problem | None = None
-    for contender, job in plan.tasks(case):
-        row = blank(contender, case, job, plan.device)
-        if row.key in kept:
-            yield kept[row.key]
-            continue
-        reason = contender.obstacle(case, plan.device)
+@dataclass
+class _Session:
+    """Rows so far, and who measures: `here`, or `apart` what may hang or crash."""
+
+    plan: Plan
+    store: Store
+    here: Measurer
+    apart: Worker
+    progress: Callable[[], object]
+    rows: list[Row] = field(default_factory=list)
+    cold: bool = True
+
+    def measure(self, tasks: Sequence[Task], budget: Budget) -> list[Task]:
+        """Measure within a budget; what there was no time for."""
+        late: list[Task] = []
+        for task in tasks:
+            row = self._row(task, budget)
+            if row is None:
+                late.append(task)
+            else:
+                self.rows.append(row)
+                self.progress()
+        return late
+
+    def _row(self, task: Task, budget: Budget) -> Row | None:
+        case, contender, job, device = task.case, task.contender, task.job, self.plan.device
+        row = blank(contender, case, job, device)
+        if kept := self.store.get(row.key):
+            return kept
+        reason = contender.obstacle(case, device)
         if reason:
             row = replace(row, status="unsupported", reason=reason)
-        # The first of ours may use up the time of later cases, which are less important.
-        elif not _in_time(
-            contender, case, job, budget if contender is plan.contenders[0] else share
-        ):
-            yield LeftOut(case, contender.name, job)
-            continue
+        elif budget.left() <= expected_seconds(contender, case, job):
+            return None
         else:
-            try:
-                problem = problem or Problem(case, plan.device)
-            except Exception as error:  # too large for the memory, mostly
-                row = replace(row, status="failed", reason=f"no samples ({first_line(error)})")
-            else:
-                row = measure(contender, problem, job, share)
-                _release(plan.device)
-        row = replace(row, environment=store.environment)
-        store.append(row)
-        yield row
-    del problem
-    _release(plan.device)
+            place = self.apart if contender.package else self.here
+            rate = matmul_tflops(case.mode, device)
+            row = place.measure(contender, case, job, budget)
+            row = replace(row, matmul_tflops=rate, cold=self.cold and contender.own)
+            self.cold = False
+        row = replace(row, environment=self.store.environment)
+        self.store.append(row)
+        return row
 
 
-def _in_time(contender: Contender, case: Case, job: str, budget: Budget) -> bool:
-    iterations = FIT_ITERATIONS if job == "fit" else _DIFFERENCE_ITERATIONS
-    return budget.left() > iterations * contender.seconds(case)
-
-
-def _release(device: torch.device) -> None:
-    """Give back what the last one held on a GPU, so that the next one meets the same memory."""
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def summary(left_out: Sequence[LeftOut]) -> str:
-    """What was left out, shortened to cases where nothing of a case was left."""
+def summary(left_out: Sequence[Task]) -> str:
+    """What was left out, by case."""
     by_case: dict[Case, list[str]] = {}
-    for item in left_out:
-        by_case.setdefault(item.case, []).append(f"{item.contender} {item.job}")
+    for task in left_out:
+        by_case.setdefault(task.case, []).append(f"{task.contender.name} {task.job}")
     return "; ".join(f"{case}: {', '.join(names)}" for case, names in by_case.items())

@@ -3,31 +3,41 @@
 import textwrap
 from collections.abc import Sequence
 
-from gmm_ivf.eval.kernel_cases import TARGETS, VARIANCE, Case
+from gmm_ivf.eval.kernel_cases import DATA, TARGETS, Case, Target
+from gmm_ivf.eval.kernel_contenders import TRUNCATION
 from gmm_ivf.eval.kernel_results import Row
 
 _WIDTH = 118
 # The machine that the numbers to reach are for.
 _TARGET_GPU = "H200"
-_ITERATION = ("iteration", "ms", "graph ms", "TFLOP/s", "of floor", "memory MiB")
-_ITERATION += ("nats max", "nats mean", "first s")
-_FIT = ("fit", "seconds", "start", "TFLOP/s", "of floor", "memory MiB", "log-lik.", "first s")
+_ITERATION = ("iteration", "ms", "TFLOP/s", "of floor", "memory MiB", "nats max", "nats mean")
+_ITERATION += ("first s",)
+_FIT = ("fit", "seconds", "load", "start", "ms an it.", "TFLOP/s", "of floor", "memory MiB")
+_FIT += ("log-lik.", "first s")
 _EXPLANATION = (
-    "iteration: preparation, E-step and M-step; ms: median, launched from Python (events on a GPU, "
-    "cold L2 cache); graph ms: the same from a CUDA graph, - where it cannot be captured or takes "
-    "over 50 ms. Those of other packages are the difference of longer and shorter fits.",
+    "iteration: preparation, E-step and M-step; ms: median, on the kernels of bursts of four as in "
+    "a fit (a CUDA graph, each iteration from the one before); those of other packages are the "
+    "difference of longer and shorter fits.",
     "TFLOP/s: what no EM iteration goes without (4 N K D flop, diag 8 N K D, full 2 N K D^2; "
-    "k-means, marked hard, 2 N K D) over the better time; of floor: the same over the rate of a "
-    "matrix product in the mode of the case, measured in this run.",
+    "k-means, marked hard, 2 N K D) over the time; of floor: the same over the rate of a matrix "
+    "product in the mode of the case, measured in this run.",
     "memory: peak on the GPU beyond the samples in their storage type; nats: absolute error of "
     "log-densities against float64 on the same parameters and the unrounded samples; first: the "
     "first call in this process, where kernels compile that no case before has needed.",
-    f"Samples: components of variance {VARIANCE}, means of standard deviation 1; iterations start "
-    "from the parameters that they were drawn with.",
+    "Samples: components whose means have standard deviation "
+    + "; ".join(f"{spread:g} and variance {var:g}, {name}" for name, (spread, var) in DATA.items())
+    + ". Iterations start from the parameters that the samples were drawn with.",
 )
 _FIT_EXPLANATION = (
-    "fit: from float32 in host memory to parameters, start included, without early stop; median "
-    "after the first; log-lik.: mean over the samples that it ended with, nats."
+    "fit: from float32 in host memory to parameters, 30 iterations without early stop; median "
+    "after the first; load: share of reading, checking and copying the samples; start: of the "
+    "k-means start; ms an it.: of the rest, for each iteration; log-lik.: mean over the samples "
+    "that it ended with, nats."
+)
+_TRUNCATED_EXPLANATION = (
+    f"triton-truncated: truncation={TRUNCATION:g}; its iteration is a mean over fits of 30 from "
+    "parameters near those of the samples, with all that truncation costs: order, choices of "
+    "blocks, iterations with all components. TFLOP/s are those of exact EM."
 )
 
 
@@ -48,6 +58,8 @@ def to_text(rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
     sentences = [*notes, *_EXPLANATION]
     if any(row.job == "fit" for row in rows):
         sentences.append(_FIT_EXPLANATION)
+    if any(row.visited_share is not None for row in rows):
+        sentences.append(_TRUNCATED_EXPLANATION)
     return "\n".join([*blocks, *_wrap(sentences)]) + "\n"
 
 
@@ -70,12 +82,12 @@ def _block(case: Case, rows: Sequence[Row]) -> list[str]:
         if mine:
             ok = [_iteration(row) if job == "iteration" else _fit(row) for row in mine]
             lines += _align([titles, *ok])
-            lines += [f"  {_name(row)}: {row.reason}" for row in mine if row.reason]
+            lines += [f"  {_name(row)}: {note}" for row in mine if (note := _note(row))]
     return [*lines, *_verdicts(case, rows), ""]
 
 
 def _head(case: Case, rows: Sequence[Row]) -> str:
-    text = f"{case.kind} {case.mode}, N={case.n:,} K={case.k:,} D={case.d}"
+    text = f"{case.kind} {case.mode}, N={case.n:,} K={case.k:,} D={case.d}, {case.data}"
     rates = [row.matmul_tflops for row in rows if row.matmul_tflops]
     if rates:
         floor = case.flop / rates[0] * 1e-9
@@ -87,13 +99,29 @@ def _name(row: Row) -> str:
     return f"{row.contender} (hard)" if row.hard else row.contender
 
 
+def _note(row: Row) -> str:
+    """What has to be known of a row."""
+    parts = [row.reason] if row.reason else []
+    if row.cold and row.first_seconds is not None:
+        parts.append(f"the first of this process took {_number(row.first_seconds)} s")
+    if row.visited_share is not None:
+        parts.append(
+            f"{_percent(row.visited_share)} of the components visited, "
+            f"{row.exact_iterations} of 30 iterations with all"
+        )
+    if row.likelihood_loss is not None:
+        parts.append(f"exact EM ends {row.likelihood_loss:+.1e} nats a sample higher")
+    if row.repeats is False:
+        parts.append("a second time gave other bits")
+    return "; ".join(parts)
+
+
 def _iteration(row: Row) -> tuple[str, ...]:
     if row.status != "ok":
         return (_name(row), row.status, *["-"] * (len(_ITERATION) - 2))
     return (
         _name(row),
         _number(row.ms),
-        _number(row.graph_ms),
         _number(row.tflops),
         _percent(row.share_of_floor),
         _number(row.extra_mb),
@@ -109,11 +137,13 @@ def _fit(row: Row) -> tuple[str, ...]:
     return (
         _name(row),
         _number(None if row.ms is None else row.ms / 1e3),
+        _percent(row.load_share),
         _percent(row.start_share),
+        _number(row.iteration_ms),
         _number(row.tflops),
         _percent(row.share_of_floor),
         _number(row.extra_mb),
-        "-" if row.log_likelihood is None else f"{row.log_likelihood:.4f}",
+        "-" if row.log_likelihood is None else f"{row.log_likelihood:.6f}",
         _number(row.first_seconds),
     )
 
@@ -123,20 +153,27 @@ def _verdicts(case: Case, rows: Sequence[Row]) -> list[str]:
     target = TARGETS.get(case)
     if target is None or _TARGET_GPU not in str(rows[0].environment.get("gpu")):
         return []
-    verdicts = []
+    lines = []
     for row in rows:
-        if row.contender != "triton" or row.best_ms is None:
-            continue
-        if row.job == "iteration":
-            verdicts.append(_verdict("ms", row.best_ms, target.reach, target.aim))
-            if target.extra_mb and row.extra_mb is not None:
-                verdicts.append(_verdict("MiB", row.extra_mb, target.extra_mb))
-        elif target.fit_seconds:
-            verdicts.append(_verdict("s a fit", row.best_ms / 1e3, target.fit_seconds))
-    lines = [f"  triton: {'; '.join(verdicts)}"] if verdicts else []
-    if any(row.repeats is False and row.contender == "triton" for row in rows):
-        lines.append("  triton: a second iteration gave other bits")
+        found = _verdicts_of(row, target) if row.ms is not None else []
+        if found:
+            lines.append(f"  {_name(row)} {row.job}: {'; '.join(found)}")
     return lines
+
+
+def _verdicts_of(row: Row, target: Target) -> list[str]:
+    assert row.ms is not None
+    if row.contender == "triton-truncated" and row.job == "iteration" and target.truncated:
+        return [_verdict("ms", row.ms, *target.truncated)]
+    if row.contender != "triton":
+        return []
+    if row.job == "fit":
+        seconds = target.fit_seconds
+        return [_verdict("s a fit", row.ms / 1e3, seconds)] if seconds else []
+    found = [_verdict("ms", row.ms, target.reach, target.aim)]
+    if target.extra_mb and row.extra_mb is not None:
+        found.append(_verdict("MiB", row.extra_mb, target.extra_mb))
+    return found
 
 
 def _verdict(unit: str, value: float, reach: float, aim: float | None = None) -> str:

@@ -1,21 +1,24 @@
-"""Clocks of `eval.kernels`: medians, first calls, graphs, memory, and the matmul rate."""
+"""Clocks of `eval.kernels`: medians, first calls, memory, and the matmul rate."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-# Timed milliseconds of a median on the GPU, and seconds on the CPU.
-_BENCH_MS = 200
-_BENCH_SECONDS = 0.1
-_MOST_CALLS = 50
-# Calls that take longer gain nothing from events, nor from many repetitions.
+# Timed seconds of a median on the GPU and on the CPU, and bounds of the number of calls.
+_BENCH_SECONDS = {"cuda": 0.2, "cpu": 0.1}
+_FEWEST_CALLS, _MOST_CALLS = 3, 50
+# Fewer calls may do where they take so long.
+_LONG_SECONDS = 2.0
+# On the GPU calls are queued, so that it waits for the host as little as in a fit.
+_FEWEST_QUEUED = 7
+# Calls that take longer gain nothing from events.
 _SLOW_SECONDS = 0.25
-_FEWEST_CALLS, _LONG_SECONDS = 3, 2.0
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 _MATMUL_TYPES = {
     "fp16": torch.float16,
@@ -68,46 +71,30 @@ def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
     """Median milliseconds of a call that has run before.
 
-    On a GPU by events around calls with a cold L2 cache (``triton.testing.do_bench``), otherwise
-    by the wall clock.
+    On a GPU by events between calls that follow each other, otherwise by the wall clock.
     """
     once = seconds_of(call, device)
     if device.type != "cuda" or once > _SLOW_SECONDS:
         return wall_ms(call, device, once)
-    from triton.testing import do_bench
-
-    median: Any = do_bench(call, warmup=25, rep=_BENCH_MS, return_mode="median")
-    return float(median)
+    wanted = int(_BENCH_SECONDS["cuda"] / once)
+    calls = min(max(wanted, _FEWEST_QUEUED), _MOST_CALLS)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    synchronize(device)
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events))
 
 
 def wall_ms(call: Callable[[], Any], device: torch.device, once: float | None = None) -> float:
     """Median milliseconds of a call by the wall clock; `once` are the seconds of a call so far."""
     times = [seconds_of(call, device) if once is None else once]
     while len(times) < _MOST_CALLS and sum(times) < _LONG_SECONDS:
-        if len(times) >= _FEWEST_CALLS and sum(times) >= _BENCH_SECONDS:
+        if len(times) >= _FEWEST_CALLS and sum(times) >= _BENCH_SECONDS["cpu"]:
             break
         times.append(seconds_of(call, device))
     return statistics.median(times) * 1e3
-
-
-def capture(call: Callable[[], Any]) -> Callable[[], None] | None:
-    """Replay of a call from a CUDA graph; None where it cannot be captured.
-
-    The call must have run before, must not wait for the host, and must do the same every time.
-    """
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        call()
-    current.wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            call()
-    except RuntimeError:
-        return None
-    return graph.replay
 
 
 def allocated(device: torch.device) -> int:

@@ -21,29 +21,33 @@ from gmm_ivf.eval.jsonl import sole_writer
 if TYPE_CHECKING:
     from gmm_ivf.eval.kernel_contenders import Contender
     from gmm_ivf.eval.kernel_results import Row, Store
-    from gmm_ivf.eval.kernel_run import LeftOut, Plan
+    from gmm_ivf.eval.kernel_run import Plan, Task
 
 RIVALS = (
-    "chunked-fp32",
-    "chunked-tf32",
-    "chunked-bf16",
-    "scikit-learn",
     "flash-kmeans",
+    "chunked-bf16",
+    "chunked-tf32",
+    "chunked-fp32",
     "fastkmeans",
     "torchgmm",
-    "faiss-cpu",
     "faiss-gpu",
+    "faiss-cpu",
+    "scikit-learn",
 )
-_BUDGET_SECONDS = 480.0
+_BUDGET_SECONDS = 200.0
 _NOTHING = 1
 _PACKAGES = ("triton", "flash-kmeans", "fastkmeans", "torchgmm")
 _EPILOG = """\
-cases: KIND:MODE:N:K:D, such as spherical:fp16:1M:1024:128
-  KIND spherical, diag, tied or full; MODE the precision of our kernels; N, K, D may end in k or M
-Writes results.jsonl, kernels.png, kernels.svg and table.txt into --out. What is too large, too slow
-or not installed is said in the table. A run that was stopped goes on where it was when the same
-command is given again in the same checkout without changes. Outside a checkout the environment
-variable GIT_COMMIT names the commit in the lines."""
+cases: KIND:MODE:N:K:D, such as spherical:fp16:1M:1024:128, or KIND:MODE:N:K:D:overlapping
+  KIND spherical, diag, tied or full; MODE the precision of our kernels; N, K, D may end in k or M;
+  samples of an overlapping case have many likely components each, those of others few
+Our kernels come first, with an iteration and a fit from host memory for each case; then the torch
+backend and the rivals, whose fits are of the first case only. Other people's packages run in a
+process of their own, which is ended when it does not answer.
+Writes results.jsonl (each line at once), kernels.png, kernels.svg and table.txt into --out. What is
+too large, too slow or not installed is said in the table. A run that was stopped goes on where it
+was when the same command is given again in the same checkout without changes. The environment
+variable GIT_COMMIT names the commit in the lines, for copies of a checkout."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--case", action="append", metavar="KIND:MODE:N:K:D", help="repeatable, see below")
     add("--quick", action="store_true", help="small cases, seconds")
-    add("--fit", action="store_true", help="whole fits from host memory too")
     add("--rival", action="append", choices=RIVALS, help="repeatable; default: all")
     add("--no-rivals", action="store_true", help="our backends only")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -138,18 +141,18 @@ def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store]":
     folder = args.out or Path("results") / ("kernels-quick" if args.quick else "kernels")
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder / "results.jsonl", _environment(threads, device))
-    plan = Plan(cases, contenders, args.fit, place, args.budget)
+    plan = Plan(cases, contenders, place, args.budget)
     return plan, [*notes, *note], store
 
 
 def _contenders(args: argparse.Namespace, device: Any) -> "tuple[tuple[Contender, ...], list[str]]":
     """Those who can run here, and a sentence on the others."""
-    from gmm_ivf.eval.kernel_contenders import Torch, Triton
+    from gmm_ivf.eval.kernel_contenders import Torch, Triton, Truncated
     from gmm_ivf.eval.kernel_rivals import rivals
 
     known = rivals()
     names = [] if args.no_rivals else dict.fromkeys(args.rival or RIVALS)
-    wanted = [Triton(), Torch(), *(known[name] for name in names)]
+    wanted = [Triton(), Truncated(), Torch(), *(known[name] for name in names)]
     reasons = {contender.name: contender.missing(device) for contender in wanted}
     usable = tuple(contender for contender in wanted if reasons[contender.name] is None)
     absent = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
@@ -181,7 +184,7 @@ def _empty_cache() -> Iterator[None]:
             del os.environ["TRITON_CACHE_DIR"]
 
 
-def _left(left_out: "Sequence[LeftOut]", seconds: float) -> list[str]:
+def _left(left_out: "Sequence[Task]", seconds: float) -> list[str]:
     from gmm_ivf.eval.kernel_run import summary
 
     if not left_out:
@@ -197,7 +200,7 @@ def _write(rows: "Sequence[Row]", notes: Sequence[str], path: Path) -> None:
     (path.parent / "table.txt").write_text(table, encoding="utf-8")
     print(table)
     line = f"lines: {path}"
-    if any(row.job == "iteration" and row.best_ms is not None for row in rows):
+    if any(row.job == "iteration" and row.ms is not None for row in rows):
         line += f"   figure: {save(rows, path.parent)[0]}"
     print(line)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gmm_ivf.eval import kernel_run, kernel_timing, kernels
-from gmm_ivf.eval.kernel_cases import DEFAULT, Case, Problem, quick
-from gmm_ivf.eval.kernel_contenders import Contender, Loop
+from gmm_ivf.eval import kernel_measure, kernel_run, kernel_timing, kernels
+from gmm_ivf.eval.kernel_cases import CURVES, DEFAULT, TARGETS, Case, Problem, quick
+from gmm_ivf.eval.kernel_contenders import Contender, Iterations
 from gmm_ivf.eval.kernel_measure import blank, measure
 from gmm_ivf.eval.kernel_results import Row, Store, read_rows
-from gmm_ivf.eval.kernel_run import LeftOut, Plan, run, summary
+from gmm_ivf.eval.kernel_run import Plan, Task, run, summary
 from gmm_ivf.eval.kernel_timing import Budget
 
 CPU = torch.device("cpu")
@@ -39,16 +39,19 @@ class Fake(Contender):
         self.name, self.clock, self.own, self.takes = name, clock, own, takes
         self.jobs = 0
 
-    def loop(self, problem: Problem) -> Loop:
+    def has_fit(self, device: torch.device) -> bool:
+        return False
+
+    def iterations(self, problem: Problem) -> Iterations:
         self.jobs += 1
         self.clock.now += self.takes
-        return Loop(lambda _: problem.components)
+        return Iterations(lambda _: problem.components)
 
 
 @pytest.fixture(autouse=True)
 def short_run(monkeypatch):
     """Short medians, and no kernels through the interpreter: a fit would take a minute."""
-    monkeypatch.setattr(kernel_timing, "_BENCH_SECONDS", 0.005)
+    monkeypatch.setitem(kernel_timing._BENCH_SECONDS, "cpu", 0.005)
     monkeypatch.setattr(pytest.importorskip("triton").knobs.runtime, "interpret", False)
 
 
@@ -58,7 +61,7 @@ def clock() -> Clock:
 
 
 def plan_of(*contenders: Contender, cases=(CASE, OTHER), seconds: float = 100.0) -> Plan:
-    return Plan(cases, contenders, False, CPU, seconds)
+    return Plan(cases, contenders, CPU, seconds)
 
 
 def store_in(folder, **environment) -> Store:
@@ -75,6 +78,7 @@ def command(tmp_path, *more: str) -> int:
         (["--case", "spherical:fp16:1M:1024"], "wants KIND:MODE:N:K:D such as spherical:fp16:1M"),
         (["--case", "round:fp16:10:2:2"], "KIND must be one of spherical, diag, tied, full, got"),
         (["--case", "diag:fp8:10:2:2"], "MODE must be one of fp64, fp32, fp16x3, fp16, tf32, bf16"),
+        (["--case", "diag:fp16:10:2:2:far"], "DATA must be one of separated, overlapping, got"),
         (["--case", "diag:fp16:10:2:x"], "D must be a whole number of at least 1"),
         (["--case", "diag:fp16:10:20:2"], "N must be at least 2 and at least K, got N=10 K=20"),
         (["--case", "diag:fp16:10:2:2", "--quick"], "give --case or --quick, not both"),
@@ -106,9 +110,10 @@ def test_quick_run_end_to_end(tmp_path, capsys):
     assert os.environ.get("TRITON_CACHE_DIR") == before
     printed = capsys.readouterr().out
     rows = read_rows(tmp_path / "results.jsonl")
-    assert {row.case for row in rows} == set(quick("fp32"))
-    measured = [row for row in rows if row.contender in ("torch", "chunked-fp32")]
-    assert len(measured) == 2 * len(quick("fp32"))
+    separated = {case for case in quick("fp32") if case.data == "separated"}
+    assert {row.case for row in rows} == separated
+    measured = [row for row in rows if row.job == "iteration"]
+    assert len(measured) == 2 * len(separated)
     for row in measured:
         assert (row.status, row.reason) == ("ok", "")
         assert row.ms is not None and row.share_of_floor is not None and row.nats_max is not None
@@ -117,7 +122,7 @@ def test_quick_run_end_to_end(tmp_path, capsys):
         assert row.share_of_floor > 0
         assert row.nats_max < 1e-3
         assert row.environment["packages"]["torch"] == torch.__version__
-    assert all(row.repeats for row in measured if row.contender == "torch")
+    assert all(row.repeats for row in measured)
     assert (tmp_path / "table.txt").read_text() in printed
     assert "chunked-fp32" in printed
     assert (tmp_path / "kernels.png").stat().st_size > 10_000
@@ -125,16 +130,17 @@ def test_quick_run_end_to_end(tmp_path, capsys):
 
 
 def test_fits_are_measured_too(tmp_path, capsys):
-    arguments = ["--case", "spherical:fp32:400:4:3", "--fit", "--device", "cpu"]
+    arguments = ["--case", str(CASE), "--case", str(OTHER), "--device", "cpu"]
     assert command(tmp_path, *arguments, "--rival", "scikit-learn") == 0
-    fits = {row.contender: row for row in read_rows(tmp_path / "results.jsonl") if row.job == "fit"}
-    for row in fits.values():
-        if row.status == "ok":
-            assert row.iterations == 30
-            assert row.flop == 30 * CASE.flop
-            assert row.first_seconds is not None and row.log_likelihood is not None
-            assert -5 < row.log_likelihood < -2
-    assert fits["torch"].start_share is not None
+    rows = [row for row in read_rows(tmp_path / "results.jsonl") if row.job == "fit"]
+    assert [(row.case, row.contender) for row in rows] == [(CASE, "torch"), (CASE, "scikit-learn")]
+    for row in rows:
+        assert (row.status, row.iterations, row.flop) == ("ok", 30, 30 * CASE.flop)
+        assert row.first_seconds is not None and row.log_likelihood is not None
+        assert -5 < row.log_likelihood < -2
+    ours = rows[0]
+    assert ours.start_share and ours.load_share and ours.iteration_ms and ours.ms
+    assert 0 < ours.start_share + ours.load_share < 1
     assert "fit: from float32 in host memory" in " ".join(capsys.readouterr().out.split())
 
 
@@ -175,8 +181,10 @@ def test_idle_threads_sleep():
 
 def test_default_table_is_ordered_by_importance():
     assert DEFAULT[0] == Case.parse("spherical:fp16:1M:1024:128")
-    assert {case.kind for case in DEFAULT[:8]} == {"spherical", "diag", "tied", "full"}
+    assert DEFAULT[: len(TARGETS)] == tuple(TARGETS)
+    assert DEFAULT[-len(CURVES) :] == CURVES
     assert len(set(DEFAULT)) == len(DEFAULT)
+    assert {case.data for case in DEFAULT if case.kind == "full"} == {"separated", "overlapping"}
 
 
 def test_measured_rows_are_not_measured_again(tmp_path, clock):
@@ -210,16 +218,16 @@ def test_rows_of_unknown_code_are_measured_again(tmp_path, clock, commit):
 
 
 def test_each_case_has_its_share_of_the_time(tmp_path, clock):
-    """A slow rival costs the rest of its case, not the next one; ours are always measured."""
+    """Ours come first; a slow rival may cost the rest of its case, but not the next one."""
     own, slow, late = Fake("own", clock, own=True), Fake("slow", clock, takes=9), Fake("z", clock)
     rows, left_out = run(plan_of(own, slow, late, seconds=14), store_in(tmp_path), clock)
     assert [(row.case, row.contender) for row in rows] == [
         (CASE, "own"),
-        (CASE, "slow"),
         (OTHER, "own"),
+        (CASE, "slow"),
         (OTHER, "slow"),
     ]
-    assert left_out == [LeftOut(CASE, "z", "iteration"), LeftOut(OTHER, "z", "iteration")]
+    assert left_out == [Task(CASE, late, "iteration"), Task(OTHER, late, "iteration")]
     assert summary(left_out) == (
         "spherical:fp32:400:4:3: z iteration; diag:fp32:400:4:3: z iteration"
     )
@@ -229,11 +237,11 @@ def test_a_spent_budget_stops_before_anything_is_drawn(tmp_path, clock, monkeypa
     own = Fake("own", clock, own=True, takes=20)
     drawn = []
     monkeypatch.setattr(
-        kernel_run, "Problem", lambda *args: (drawn.append(args[0]), Problem(*args))[1]
+        kernel_measure, "Problem", lambda *args: (drawn.append(args[0]), Problem(*args))[1]
     )
     rows, left_out = run(plan_of(own, seconds=10), store_in(tmp_path), clock)
     assert [row.case for row in rows] == drawn == [CASE]
-    assert left_out == [LeftOut(OTHER, "own", "iteration")]
+    assert left_out == [Task(OTHER, own, "iteration")]
     assert len(read_rows(tmp_path / "results.jsonl")) == 1
 
 
@@ -247,13 +255,43 @@ def test_what_would_take_too_long_is_not_begun(tmp_path, clock):
     assert (long.jobs, len(left_out)) == (0, 2)
 
 
-def test_k_means_is_measured_beside_spherical_mixtures_only(clock):
-    hard, own = Fake("hard", clock), Fake("own", clock, own=True)
+def test_what_its_share_left_out_is_measured_when_time_is_left(tmp_path, clock):
+    class Once(Fake):
+        def suits(self, case: Case) -> bool:
+            return case == CASE
+
+    slow, late = Once("slow", clock, takes=6), Fake("z", clock)
+    rows, left_out = run(plan_of(slow, late, seconds=10), store_in(tmp_path), clock)
+    measured = [(row.case, row.contender) for row in rows]
+    assert measured == [(CASE, "slow"), (OTHER, "z"), (CASE, "z")]
+    assert left_out == []
+
+
+def test_who_is_measured_on_what(clock):
+    class Fits(Fake):
+        def has_fit(self, device: torch.device) -> bool:
+            return True
+
+    hard, own, soft = Fits("hard", clock), Fits("own", clock, own=True), Fits("soft", clock)
     hard.hard = True
-    plan = replace(plan_of(hard, own), with_fit=True)
-    names = [(contender.name, job) for contender, job in plan.tasks(CASE)]
-    assert names == [("own", "fit"), ("own", "iteration"), ("hard", "iteration"), ("hard", "fit")]
-    assert [contender.name for contender, _ in plan.tasks(OTHER)] == ["own", "own"]
+    plan = plan_of(hard, own, soft, cases=(CASE, OTHER, replace(CASE, data="overlapping")))
+
+    def names(case: Case, own: bool) -> list[str]:
+        return [f"{task.contender.name} {task.job}" for task in plan.tasks(case, own)]
+
+    assert names(CASE, True) == ["own fit", "own iteration"]
+    # Fits of others are of the first case only, and k-means stands beside spherical mixtures.
+    assert names(CASE, False) == ["hard iteration", "soft iteration", "hard fit", "soft fit"]
+    assert names(OTHER, False) == ["soft iteration"]
+    assert names(plan.cases[2], False) == []
+    assert names(CURVES[0], True) == ["own iteration"]
+
+
+def test_the_first_of_ours_is_marked_as_cold(tmp_path, clock):
+    own, other = Fake("own", clock, own=True), Fake("other", clock)
+    rows, _ = run(plan_of(own, other), store_in(tmp_path), clock)
+    assert [row.cold for row in rows] == [True, False, False, False]
+    assert all(row.matmul_tflops for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -270,21 +308,21 @@ def test_k_means_is_measured_beside_spherical_mixtures_only(clock):
 )
 def test_whatever_goes_wrong_is_a_row(tmp_path, clock, error, reason):
     class Broken(Fake):
-        def loop(self, problem: Problem) -> Loop:
+        def iterations(self, problem: Problem) -> Iterations:
             raise error
 
     good = Fake("good", clock)
     rows, _ = run(plan_of(Broken("broken", clock), good), store_in(tmp_path), clock)
     assert [row.status for row in rows] == ["failed", "ok"] * 2
     assert rows[0].reason.startswith(reason)
-    assert json.loads(rows[0].to_json())["best_ms"] is None
+    assert json.loads(rows[0].to_json())["ms"] is None
 
 
 def test_samples_that_do_not_fit_are_a_row(tmp_path, clock, monkeypatch):
     def refuse(*_):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(kernel_run, "Problem", refuse)
+    monkeypatch.setattr(kernel_measure, "Problem", refuse)
     rows, _ = run(plan_of(Fake("fake", clock)), store_in(tmp_path), clock)
     assert [row.reason for row in rows] == ["no samples (OutOfMemoryError: no room)"] * 2
 

@@ -57,13 +57,13 @@ def test_flash_kmeans_gets_half_samples_and_a_start(install, problem):
         calls.append((x.dtype, tuple(x.shape), n_clusters, max_iters, tol, init_centroids))
 
     install("flash_kmeans", batch_kmeans_Euclid=batch_kmeans_Euclid)
-    loop = FlashKMeans().loop(problem)
+    loop = FlashKMeans().iterations(problem)
     loop.run(6)
     dtype, shape, k, iterations, tol, start = calls[0]
     assert (dtype, shape, k, iterations, tol) == (torch.float16, (1, 300, 3), 4, 6, 0.0)
     assert tuple(start.shape) == (1, 4, 3)
     assert loop.x_bytes == 300 * 3 * 2
-    assert not loop.single
+    assert loop.burst == 0
     assert FlashKMeans().missing(CPU) == "needs a GPU"
 
 
@@ -139,7 +139,7 @@ def test_torchgmm_starts_from_the_means_and_gives_densities(install, problem):
     install(
         "torchgmm.bayes.gmm.model", GaussianMixtureModel=Density, GaussianMixtureModelConfig=Config
     )
-    loop = TorchGMM().loop(problem)
+    loop = TorchGMM().iterations(problem)
     loop.run(6)
     assert (seen["k"], seen["covariance_type"], seen["convergence_tolerance"]) == (
         4,
@@ -166,7 +166,7 @@ def test_faiss_trains_on_all_samples_from_the_means(monkeypatch, problem):
 
     fake = types.SimpleNamespace(Kmeans=Kmeans, get_num_gpus=lambda: 0)
     monkeypatch.setattr(kernel_rivals, "require_faiss", lambda: fake)
-    FaissKMeans(gpu=False).loop(problem).run(6)
+    FaissKMeans(gpu=False).iterations(problem).run(6)
     assert (seen["d"], seen["k"], seen["niter"], seen["gpu"]) == (3, 4, 6, False)
     assert seen["max_points_per_centroid"] == CASE.n
     assert seen["start"].dtype == np.float32
@@ -189,7 +189,7 @@ def test_faiss_on_a_gpu_needs_a_build_for_it(monkeypatch, install):
 @pytest.mark.parametrize("kind", ["spherical", "diag", "tied", "full"])
 def test_sklearn_starts_from_the_parameters(kind):
     problem = Problem(Case(kind, "fp32", 300, 4, 3), CPU)
-    loop = Sklearn().loop(problem)
+    loop = Sklearn().iterations(problem)
     assert loop.density is not None
     torch.testing.assert_close(loop.density().double(), problem.exact, rtol=0, atol=1e-4)
     with pytest.warns(UserWarning, match="did not converge"):
