@@ -156,8 +156,10 @@ class TorchGMM(Contender):
     package = "torchgmm"
 
     def _model(self, problem: Problem, iterations: int, **start: Any) -> Any:
-        # Lightning reports every trainer on stderr.
-        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        bayes = importlib.import_module("torchgmm.bayes")
+        # Lightning, whose import sets its level, reports every trainer on stderr.
+        for name in [name for name in logging.root.manager.loggerDict if "lightning" in name]:
+            logging.getLogger(name).setLevel(logging.ERROR)
         gpu = problem.device.type == "cuda"
         trainer = {
             "max_epochs": iterations,
@@ -167,7 +169,7 @@ class TorchGMM(Contender):
             "enable_model_summary": False,
             "enable_checkpointing": False,
         }
-        return importlib.import_module("torchgmm.bayes").GaussianMixture(
+        return bayes.GaussianMixture(
             problem.case.k,
             covariance_type=problem.case.kind,
             convergence_tolerance=0.0,

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -70,9 +71,11 @@ def _execute(prepared: "tuple[Plan, list[str], Store]") -> int:
     from gmm_ivf.eval import kernel_run
 
     plan, notes, store = prepared
+    began = time.monotonic()
     with sole_writer(store.path), _empty_cache():
         rows, left_out = kernel_run.run(plan, store)
-    _write(rows, [*notes, *_left(left_out, plan.seconds)], store.path)
+    took = f"The run took {time.monotonic() - began:.0f} s."
+    _write(rows, [*notes, *_left(left_out, plan.seconds), took], store.path)
     return 0 if any(row.status == "ok" for row in rows) else _NOTHING
 
 

@@ -200,6 +200,18 @@ def test_truncated_em_is_a_mean_over_fits(kind, device, monkeypatch):
     assert row.likelihood_loss == pytest.approx(0, abs=1e-5)
 
 
+def test_fits_by_the_kernels_tell_their_phases(device, monkeypatch):
+    monkeypatch.setattr(kernel_measure, "FIT_ITERATIONS", 2)
+    problem = Problem(Case("spherical", "fp16", 64, 2, 4), torch.device(device))
+    exact, cut = (measure(c, problem, "fit", Budget(0)) for c in (Triton(), Truncated()))
+    for row in (exact, cut):
+        assert row.reason == "first fit, none after it for want of time"
+        assert row.start_share and row.load_share and row.iteration_ms and row.ms
+        assert row.iteration_ms * 2 < row.ms * (1 - row.start_share - row.load_share)
+    assert (exact.visited_share, cut.visited_share) == (None, 1.0)
+    assert cut.log_likelihood == pytest.approx(exact.log_likelihood, abs=1e-5)
+
+
 def test_truncation_is_for_many_components():
     cut = Truncated()
     many = Case("diag", "fp16", 1_000_000, 4096, 128, "overlapping")
