@@ -12,6 +12,7 @@ atomics: the same input gives the same bits.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ __all__ = [
     "top",
 ]
 
+# Rows that a program looks through for those to compute again.
+REDO_ROWS = 4096
 # Samples per slab of the accumulation at least.
 MIN_SLAB = 1024
 # And at most: tensor cores truncate their sums, which is a bias that grows with their number; over
@@ -83,13 +86,19 @@ def row_pass(
     n, (parts, rows, stride) = samples.n, samples.values.shape
     k, block_d = prepared.linear.shape[1:]
     norm = samples.empty_rows() if out is None else out
-    fused.row_kernel[(-(-n // config.block_n),)](
+    tensors = (
         samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
-        prepared.gain, prepared.offset, norm if shift is None else shift, norm,
-        n, k, samples.width, stride, rows * stride * (parts - 1), k * block_d * (parts - 1),
-        SHIFTED=shift is not None,  # pyright: ignore[reportArgumentType] - a constexpr
-        **specialise(samples, prepared, config, block_d),
+        prepared.gain, prepared.offset,
     )  # fmt: skip
+    sizes = (n, k, samples.width, stride, rows * stride * (parts - 1), k * block_d * (parts - 1))
+    flags = specialise(samples, prepared, config, block_d)
+    guess = norm if shift is None else shift
+    shifted: Any = shift is not None
+    grid = (-(-n // config.block_n),)
+    fused.row_kernel[grid](*tensors, guess, norm, *sizes, SHIFTED=shifted, **flags)
+    if shifted:
+        redone: Any = REDO_ROWS
+        fused.redo_kernel[(-(-n // REDO_ROWS),)](*tensors, norm, *sizes, ROWS=redone, **flags)
     return Rows(norm)
 
 

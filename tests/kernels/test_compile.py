@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
 ROOT = SCRIPT.parents[2]
 CASES = {
-    "spherical:fp16:3000:256:128": {"row_kernel", "moment_kernel", "update_kernel"},
-    "diag:fp16:3000:256:100": {"row_kernel", "moment_kernel", "update_kernel"},
-    "tied:fp16x3:3000:256:128": {"row_kernel", "moment_kernel", "slope_kernel"},
+    "spherical:fp16:3000:256:128": {"row_kernel", "redo_kernel", "moment_kernel", "update_kernel"},
+    "diag:fp16:3000:256:100": {"row_kernel", "redo_kernel", "moment_kernel", "update_kernel"},
+    "tied:fp16x3:3000:256:128": {"row_kernel", "redo_kernel", "moment_kernel", "slope_kernel"},
     "spherical:fp16:3000:256:960": {"logit_kernel", "scale_kernel", "sum_kernel"},
     "full:fp16:3000:24:64": {"distance_kernel", "share_kernel", "scatter_kernel"},
 }

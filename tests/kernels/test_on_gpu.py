@@ -76,7 +76,7 @@ def test_no_run_differs_from_another(kind, d, mode):
 
 
 @pytest.mark.parametrize(
-    ("kind", "n", "d"), [("spherical", 16_000_000, 128), ("tied", 7_000_000, 300)]
+    ("kind", "n", "d"), [("spherical", 17_000_000, 128), ("tied", 7_200_000, 300)]
 )
 def test_offsets_past_31_bits(kind, n, d):
     free, _ = torch.cuda.mem_get_info()
