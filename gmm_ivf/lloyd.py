@@ -16,17 +16,24 @@ _TOLERANCE = 1e-4
 # k-means++ takes a pass for each centre, and few samples serve as well as all. Beyond so many
 # centres the samples are dealt into groups that find their share of the centres side by side.
 _PLUSPLUS_SAMPLES_PER_CENTER = 16
-_GROUP_CENTERS = 1024
+_GROUP_CENTERS = 256
 
 
 class Pass(Protocol):
-    """Assignment of samples to their nearest centres."""
+    """Lloyd's iterations over samples, `steps` of them a call."""
 
     sample: Tensor
     noise: float
+    steps: int
 
     def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts (K,) and sums (K, D) of the samples of each centre, squared distances (n,)."""
+        """New centres (K, D), and what the last iteration began with: samples of each centre (K,)
+        and squared distances (n,). An empty cluster keeps its centre.
+        """
+        ...
+
+    def pick(self, count: int, rng: np.random.RandomState) -> Tensor:
+        """So many distinct rows of the sample."""
         ...
 
     def spread(self, members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -46,20 +53,27 @@ class TorchPass:
     sample : Tensor of shape (n, D)
     """
 
+    steps = 1
+
     def __init__(self, sample: Tensor):
         self.sample = sample
         self.noise = torch.finfo(sample.dtype).eps * float(sample.square().sum(1).mean())
 
     def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts and sums in float64, squared distances in the dtype of the sample."""
-        sample, centers = self.sample, centers.to(self.sample.dtype)
-        size = torch_backend.tile_rows(len(centers), sample.shape[1], sample.device)
+        """Centres and counts in float64, squared distances in the dtype of the sample."""
+        sample, means = self.sample, centers.to(self.sample.dtype)
+        size = torch_backend.tile_rows(len(means), sample.shape[1], sample.device)
         parts, _ = with_fitting_tiles(
-            lambda rows: [torch_backend.nearest_means(t, centers) for t in sample.split(rows)], size
+            lambda rows: [torch_backend.nearest_means(t, means) for t in sample.split(rows)], size
         )
         label, distance = (torch.cat(part) for part in zip(*parts, strict=True))
-        sums, counts = sums_by_label(sample, label, len(centers))
-        return counts, sums, distance
+        sums, counts = sums_by_label(sample, label, len(means))
+        moved = sums / counts.clamp_min(0.5)[:, None]
+        return torch.where(counts[:, None] > 0.5, moved, centers), counts, distance
+
+    def pick(self, count: int, rng: np.random.RandomState) -> Tensor:
+        """So many distinct rows of the sample."""
+        return torch.from_numpy(rng.permutation(len(self.sample))[:count]).to(self.sample.device)
 
     def spread(self, members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
         """See `spread_rows`."""
@@ -72,21 +86,18 @@ class TorchPass:
 def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
     """Centres of k-means on a sample, (K, D) float64, and the mean squared distance to them.
 
-    Stops after 25 iterations, or when one improves the mean squared distance by less than 1e-4 of
-    it. An empty cluster moves to the sample farthest from its centre; with fewer distinct samples
-    than clusters some stay empty.
+    Stops after 25 iterations (28 in calls of four), or when they improve the mean squared distance
+    by less than 1e-4 of it each. An empty cluster moves to the sample farthest from its centre;
+    with fewer distinct samples than clusters some stay empty.
     """
     sample = assign.sample
     centers, inertia = _first_centers(assign, n_components, rng)
     previous = float("inf")
-    for _ in range(_ITERATIONS):
-        counts, sums, distance = assign(centers, inertia)
-        filled = counts > 0.5
-        means = sums / counts.clamp_min(0.5)[:, None]
-        centers = torch.where(filled[:, None], means, centers)
-        moved = _refill_empty(sample, centers, filled, distance)
+    for _ in range(0, _ITERATIONS, assign.steps):
+        centers, counts, distance = assign(centers, inertia)
+        moved = _refill_empty(sample, centers, counts > 0.5, distance)
         inertia = float(distance.mean(dtype=torch.float64))
-        if not moved and previous - inertia <= _TOLERANCE * inertia:
+        if not moved and previous - inertia <= assign.steps * _TOLERANCE * inertia:
             break
         previous = inertia
     return centers, inertia
@@ -108,14 +119,13 @@ def _first_centers(
 ) -> tuple[Tensor, float]:
     """Rows to start from, float64, by k-means++ on a part of the sample; their inertia there.
 
-    The part lies in groups of equal size, each of which finds up to 1,024 of the centres.
+    The part lies in groups of equal size, each of which finds up to 256 of the centres.
     """
     sample = assign.sample
     n, d = min(len(sample), _PLUSPLUS_SAMPLES_PER_CENTER * n_components), sample.shape[1]
     groups = -(-n_components // _GROUP_CENTERS) if n >= 2 * n_components else 1
     size = n // groups
-    picked = torch.from_numpy(rng.permutation(len(sample))[: groups * size]).to(sample.device)
-    members = sample[picked].reshape(groups, size, d)
+    members = sample[assign.pick(groups * size, rng)].reshape(groups, size, d)
     rows, closest = assign.spread(members, -(-n_components // groups), int(rng.randint(2**31)))
     # By turns from every group, so that none is short of more than one.
     chosen = torch.gather(members, 1, rows[:, :, None].expand(-1, -1, d)).transpose(0, 1)

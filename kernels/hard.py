@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import em
 from gmm_ivf.kernels.components import Components
+from gmm_ivf.kernels.loop import Loop
 from gmm_ivf.kernels.operands import LN2
 from gmm_ivf.kernels.spread import spread
 
@@ -18,7 +20,7 @@ _LARGEST_LOGIT = 2.0**18
 
 
 class HardPass:
-    """Assigns samples to their nearest means, and sums them, at the price of an EM iteration.
+    """Lloyd's iterations, each at the price of one of EM.
 
     Parameters
     ----------
@@ -26,23 +28,26 @@ class HardPass:
         Centred.
     mode : str
         Precision of the products.
+    steps : int, default=4
+        Iterations of a call, which waits for the device once.
 
     Attributes
     ----------
     sample : Tensor
     noise : float
         Squared distances below this are not told apart.
+    steps : int
     """
 
-    def __init__(self, sample: Tensor, mode: str):
+    def __init__(self, sample: Tensor, mode: str, steps: int = 4):
         self.sample = sample
-        self._mode = mode
+        self.steps = steps
         self._staged = em.stage(sample, mode)
         self._square = float(sample.square().sum(1).mean())
         self.noise = self._square / _LARGEST_LOGIT
 
     def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts and sums of the samples of each centre, and their squared distances.
+        """Centres after so many iterations, and what the last of them began with.
 
         Parameters
         ----------
@@ -52,18 +57,27 @@ class HardPass:
 
         Returns
         -------
+        centers : Tensor of shape (K, D), float64
+            Those of empty clusters are where they were.
         counts : Tensor of shape (K,), float64
-        sums : Tensor of shape (K, D), float64
+            Samples of each.
         distance : Tensor of shape (n,), float32
+            Squared distances of the samples to the nearest centre.
         """
         k, d = centers.shape
         variance = self.variance(inertia)
-        components = Components.equal("spherical", centers, variance)
-        rows, stats = em.e_step(self._staged, em.prepare(components, self._mode))
-        density = rows.norm[: self._staged.n] * LN2
+        narrow = Components.equal("spherical", centers, variance)
+        loop = Loop(self._staged, narrow, 0.0, frozen=True)
+        loop.run(self.steps)
+        density = loop.norm[: self._staged.n] * LN2
         constant = -math.log(k) - d / 2 * math.log(2 * math.pi * variance)
         distance = ((constant - density) * (2 * variance)).clamp_min_(0)
-        return stats.s0, stats.s1 + stats.s0[:, None] * centers, distance
+        return loop.components().means, loop.counts, distance
+
+    def pick(self, count: int, rng: np.random.RandomState) -> Tensor:
+        """So many distinct rows of the sample, drawn on the device."""
+        draw = torch.Generator(self.sample.device).manual_seed(int(rng.randint(2**31)))
+        return torch.randperm(len(self.sample), generator=draw, device=draw.device)[:count]
 
     def spread(self, members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
         """Rows by k-means++; see `gmm_ivf.kernels.spread`."""

@@ -38,16 +38,35 @@ class Loop:
         Those to start from, which are copied.
     reg_covar : float
         Added to the diagonal of each covariance, in squared units of the samples.
+    frozen : bool, default=False
+        Only the means change; for spherical and diag.
+
+    Attributes
+    ----------
+    norm : Tensor of shape (rows,), float32
+        Log-normalisers of the samples that the last iteration found; see `kernels.launch.Rows`.
+    counts : Tensor of shape (K,), float64
+        Sums of responsibilities that it found.
     """
 
-    def __init__(self, samples: Samples, components: Components, reg_covar: float):
+    counts: Tensor
+
+    def __init__(
+        self,
+        samples: Samples,
+        components: Components,
+        reg_covar: float,
+        *,
+        frozen: bool = False,
+    ):
         self.samples = samples
+        self._frozen = frozen
         self.reg_covar = reg_covar
         prepared = prepare(components, samples.mode)
         self.prepared = replace(prepared, components=components.copy())
         device = samples.values.device
         self._reg_covar = torch.full((1,), reg_covar, dtype=torch.float64, device=device)
-        self._norm = samples.empty_rows()
+        self.norm = samples.empty_rows()
         self._forget()
         self._partials = em.partials(samples, self.prepared) if self.prepared.fused else None
         self._captured = is_captured(components)
@@ -62,7 +81,7 @@ class Loop:
 
     def _forget(self) -> None:
         """Guess normalisers of 1: those of rows for which a guess is far off are computed twice."""
-        self._norm[: self.samples.n] = 0
+        self.norm[: self.samples.n] = 0
 
     def components(self) -> Components:
         """A copy of the components reached."""
@@ -87,7 +106,7 @@ class Loop:
         """A graph of one iteration; it does none yet."""
         graph = torch.cuda.CUDAGraph()
         with (
-            torch.cuda.device(self._norm.device),
+            torch.cuda.device(self.norm.device),
             torch.cuda.graph(graph, capture_error_mode="thread_local"),
         ):
             return graph, self._iterate()
@@ -98,10 +117,11 @@ class Loop:
         if self._partials is None:
             rows, sums = sweep_sums(samples, prepared, None)
         else:
-            rows = em.row_pass(samples, prepared, shift=self._norm, out=self._norm)
+            rows = em.row_pass(samples, prepared, shift=self.norm, out=self.norm)
             sums = em.moments(samples, rows, prepared, scratch=self._partials)
+        self.norm, self.counts = rows.norm, sums.count
         if prepared.components.covariance_type in UPDATED_TYPES:
-            update(samples, prepared, sums, self._reg_covar)
+            update(samples, prepared, sums, self._reg_covar, frozen=self._frozen)
             return log_total(samples, rows)
         statistics = about_means(samples, rows, prepared, sums)
         new = m_step(

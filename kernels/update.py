@@ -103,12 +103,13 @@ def update_kernel(
     linear, quadratic,  # (P, padded, wide), written
     gain, offset,  # (padded,), written
     k, d, stride, padded, wide, tail,
-    COV: tl.constexpr, MODE: tl.constexpr, TAILED: tl.constexpr, COUNT_BLOCK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    COV: tl.constexpr, MODE: tl.constexpr, TAILED: tl.constexpr, FROZEN: tl.constexpr,
+    COUNT_BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """New parameters of a few components and their staged form, padding included.
 
-    If TAILED the rows of `linear` hold their tail, from column `tail` on.
+    If TAILED the rows of `linear` hold their tail, from column `tail` on. If FROZEN only the means
+    are new.
     """
     ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     cols = tl.arange(0, BLOCK_D)
@@ -117,9 +118,17 @@ def update_kernel(
     counts, mean, covariance = _new_moments(
         count, first, second, means, tl.load(reg_covar), ks, cols, k, d, stride, COV, BLOCK_K
     )
-    weight = counts / _total_count(count, k, COUNT_BLOCK)
+    if FROZEN:
+        weight = tl.load(weights + ks, mask=real, other=1.0)
+        if COV == "spherical":
+            covariance = tl.load(covariances + ks, mask=real, other=1.0)
+        else:
+            at_old = covariances + place * d + cols[None, :]
+            covariance = tl.load(at_old, mask=inside, other=1.0)
+    else:
+        weight = counts / _total_count(count, k, COUNT_BLOCK)
+        tl.store(weights + ks, weight, mask=real)
     factor = 1 / tl.sqrt(covariance)
-    tl.store(weights + ks, weight, mask=real)
     tl.store(means + place * d + cols[None, :], mean, mask=inside)
     if COV == "spherical":
         tl.store(covariances + ks, covariance, mask=real)
@@ -149,7 +158,9 @@ def update_kernel(
     tl.store(offset + ks, bits.to(tl.float32), mask=ks < padded)
 
 
-def update(samples: Samples, prepared: Prepared, sums: Sums, reg_covar: Tensor) -> None:
+def update(
+    samples: Samples, prepared: Prepared, sums: Sums, reg_covar: Tensor, *, frozen: bool = False
+) -> None:
     """Overwrite components and their staged form with those of the next iteration.
 
     Parameters
@@ -160,6 +171,8 @@ def update(samples: Samples, prepared: Prepared, sums: Sums, reg_covar: Tensor) 
         About the origin.
     reg_covar : Tensor of shape (1,), float64
         Added to each variance.
+    frozen : bool, default=False
+        Leave weights and covariances as they are.
     """
     c = prepared.components
     k, d = c.means.shape
@@ -167,7 +180,7 @@ def update(samples: Samples, prepared: Prepared, sums: Sums, reg_covar: Tensor) 
     block_k, shape = operands.block_shape(wide)
     flags: dict[str, Any] = {
         "COV": c.covariance_type, "MODE": prepared.mode, "TAILED": not prepared.fused,
-        "COUNT_BLOCK": COUNT_BLOCK, **shape,
+        "FROZEN": frozen, "COUNT_BLOCK": COUNT_BLOCK, **shape,
     }  # fmt: skip
     update_kernel[(-(-padded // block_k),)](
         sums.count.contiguous(), sums.first, sums.second, reg_covar,
