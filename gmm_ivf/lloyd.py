@@ -86,7 +86,7 @@ class TorchPass:
 def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
     """Centres of k-means on a sample, (K, D) float64, and the mean squared distance to them.
 
-    Stops after 25 iterations (28 in calls of four), or when they improve the mean squared distance
+    Stops after 25 iterations (26 in calls of two), or when they improve the mean squared distance
     by less than 1e-4 of it each. An empty cluster moves to the sample farthest from its centre;
     with fewer distinct samples than clusters some stay empty.
     """

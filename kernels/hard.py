@@ -28,7 +28,7 @@ class HardPass:
         Centred.
     mode : str
         Precision of the products.
-    steps : int, default=4
+    steps : int, default=2
         Iterations of a call, which waits for the device once.
 
     Attributes
@@ -39,7 +39,7 @@ class HardPass:
     steps : int
     """
 
-    def __init__(self, sample: Tensor, mode: str, steps: int = 4):
+    def __init__(self, sample: Tensor, mode: str, steps: int = 2):
         self.sample = sample
         self.steps = steps
         self._staged = em.stage(sample, mode)

@@ -1,8 +1,8 @@
 """What the launchers of the EM kernels share: checks, block sizes, totals in float64."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -13,6 +13,7 @@ from gmm_ivf.kernels.components import Statistics
 from gmm_ivf.kernels.operands import NORM_SCALE, Prepared, Samples, scatter
 from gmm_ivf.kernels.tuning import SAFE_SHARED_BYTES, Config, Problem, choose
 
+Result = TypeVar("Result")
 # Rows that a program adds up for the log-likelihood.
 LOG_TOTAL: dict[str, Any] = {"ROWS": 4096, "BLOCK": 1024}
 
@@ -139,6 +140,24 @@ def log_total(samples: Samples, rows: Rows) -> Tensor:
     out = torch.empty(programs, dtype=torch.float64, device=rows.norm.device)
     log_total_kernel[(programs,)](rows.norm, out, samples.n, **LOG_TOTAL)
     return out.sum()
+
+
+def capture(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A CUDA graph of the launches of `work`, of which none runs yet, and what it returned.
+
+    `torch.cuda.graph` would give all unused memory of the process back first, which costs as much
+    as several iterations.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            result = work()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, result
 
 
 def about_means(samples: Samples, rows: Rows, prepared: Prepared, sums: Sums) -> Statistics:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gmm_ivf.kernels import em
 from gmm_ivf.kernels.components import Components, m_step
-from gmm_ivf.kernels.launch import about_means, log_total
+from gmm_ivf.kernels.launch import about_means, capture, log_total
 from gmm_ivf.kernels.operands import Prepared, Samples, prepare
 from gmm_ivf.kernels.sweep import sweep_sums
 from gmm_ivf.kernels.update import UPDATED_TYPES, update
@@ -91,7 +91,8 @@ class Loop:
         """So many iterations; the log-likelihood that each began with, (count,) float64."""
         totals = self._reg_covar.new_empty(count)
         if self._captured and self._warm and self._graph is None:
-            self._graph = self._capture()
+            with torch.cuda.device(self.norm.device):
+                self._graph = capture(self._iterate)
         for i in range(count):
             if self._graph is None:
                 totals[i] = self._iterate()
@@ -102,22 +103,15 @@ class Loop:
         self._warm = True
         return totals
 
-    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """A graph of one iteration; it does none yet."""
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.norm.device),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        ):
-            return graph, self._iterate()
-
     def _iterate(self) -> Tensor:
         """One iteration; the log-likelihood before it."""
         samples, prepared = self.samples, self.prepared
         if self._partials is None:
             rows, sums = sweep_sums(samples, prepared, None)
         else:
-            rows = em.row_pass(samples, prepared, shift=self.norm, out=self.norm)
+            # Distances in units of a narrow variance change by more than a guess may be off.
+            shift = None if self._frozen else self.norm
+            rows = em.row_pass(samples, prepared, shift=shift, out=self.norm)
             sums = em.moments(samples, rows, prepared, scratch=self._partials)
         self.norm, self.counts = rows.norm, sums.count
         if prepared.components.covariance_type in UPDATED_TYPES:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gmm_ivf.kernels.launch import capture
+
 _BLOCK_N = 128
 # Launches of a CUDA graph.
 _STEPS = 32
@@ -118,10 +120,7 @@ def spread(members: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     batches = -(-(count + 1) // steps)
     batch()
     if device.type == "cuda" and batches > 1:
-        graph = torch.cuda.CUDAGraph()
-        # Capture runs nothing.
-        with torch.cuda.graph(graph):
-            batch()
+        graph, _ = capture(batch)
         for _ in range(batches - 1):
             graph.replay()
     else:

@@ -200,6 +200,7 @@ def save_winners(path: Path, measured: dict[Problem, tuple[Config, float]], abou
     path.write_text(json.dumps({**about, "winners": entries}, indent=1) + "\n")
 
 
+@cache
 def choose(problem: Problem, gpu: str = "", shared_limit: int = SAFE_SHARED_BYTES) -> Config:
     """The measured winner with the nearest number of components, else the default."""
     near = {

@@ -74,6 +74,7 @@ def test_winners_survive_the_file_and_the_nearest_is_taken(
     path = tmp_path / "tuned" / tuning.file_name("Test  GPU 1")
     tuning.save_winners(path, measured, {"gpu": "Test GPU 1"})
     tuning.winners.cache_clear()
+    tuning.choose.cache_clear()
     assert path.name == "test-gpu-1.json"
     for k, want in ((16, few), (300, few), (1 << 20, many)):
         problem = Problem("row", "spherical", "fp16", k, 128)
@@ -82,6 +83,7 @@ def test_winners_survive_the_file_and_the_nearest_is_taken(
     assert tuning.choose(Problem("row", "tied", "fp16", 256, 128), "Test GPU 1") != few
     assert tuning.choose(PROBLEM, "Test GPU 1", 1024) == Config(16, 16, 4, 1)
     tuning.winners.cache_clear()
+    tuning.choose.cache_clear()
 
 
 def test_a_broken_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +91,14 @@ def test_a_broken_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
     (tmp_path / "tuned" / "bad.json").write_text('{"winners": [{"problem": {}}]}')
     tuning.winners.cache_clear()
+    tuning.choose.cache_clear()
     with pytest.raises(ValueError, match=r"bad\.json is not a file of tuning winners"):
         tuning.winners("bad")
 
 
 def test_the_files_that_ship_are_readable() -> None:
     tuning.winners.cache_clear()
+    tuning.choose.cache_clear()
     for path in (Path(tuning.__file__).parent / "tuned").glob("*.json"):
         about = json.loads(path.read_text())
         assert tuning.file_name(about["gpu"]) == path.name
