@@ -68,10 +68,12 @@ class Near:
         means = self._table[self.lists[rows, other]]
         return squared_distances(self._table, self.lists[rows, one][:, None], means)[:, 0]
 
-    def products(self) -> Array:
-        """Inner products ``<r_1, r_j>``: (n, m) float64."""
-        to_primary = squared_distances(self._table, self.lists, self._table[self.lists[:, 0]])
-        return (self.squared[:, :1] + self.squared - to_primary) / 2
+    def products(self, rows: Array, columns: Array) -> Array:
+        """Inner products ``<r_i, r_j>`` of some rows, i in a column of each: (rows, m) float64."""
+        lists, squared, columns = self.lists[rows], self.squared[rows], columns[:, None]
+        means = self._table[take(lists, columns)[:, 0]]
+        apart = squared_distances(self._table, lists, means)
+        return (take(squared, columns) + squared - apart) / 2
 
 
 def squared_distances(table: Array, lists: Array, points: Array) -> Array:
@@ -151,15 +153,21 @@ def _primary_only(near: Near) -> Array:
     return mask
 
 
-def _least_loss(near: Near, loss: Array, bound: Any) -> Array:
-    """Mask of the primary, and of the further list of least loss where that is below the bound."""
+def _least_loss(
+    near: Near, mask: Array, rows: Array, loss: Array, bound: Any
+) -> tuple[Array, Array]:
+    """Of each of some rows, the list of least loss that a mask lacks, where below the bound.
+
+    Returns
+    -------
+    won : ndarray or Tensor, int64
+        Places in `rows`.
+    columns : ndarray or Tensor of the same shape, int64
+    """
     xp = namespace(loss)
-    mask = _primary_only(near)
-    loss = xp.where(mask | (near.lists < 0), math.inf, loss)
-    best = loss.argmin(1)
-    (rows,) = true_places(xp.amin(loss, 1) < bound)
-    mask[rows, best[rows]] = True
-    return mask
+    loss = xp.where(mask[rows] | (near.lists[rows] < 0), math.inf, loss)
+    (won,) = true_places(xp.amin(loss, 1) < bound)
+    return won, loss.argmin(1)[won]
 
 
 @dataclass(frozen=True)
@@ -185,25 +193,31 @@ class Air(Rule):
 
     def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
-        first = near.squared[:, 0]
-        loss = near.squared + self.lambda_ * near.products()
-        return _least_loss(near, loss, math.inf if self.strict else first + self.lambda_ * first)
+        first, mask = near.squared[:, 0], _primary_only(near)
+        rows, primary = true_places(mask)
+        loss = near.squared + self.lambda_ * near.products(rows, primary)
+        bound = math.inf if self.strict else first + self.lambda_ * first
+        rows, columns = _least_loss(near, mask, rows, loss, bound)
+        mask[rows, columns] = True
+        return mask
 
 
 @dataclass(frozen=True)
 class Soar(Rule):
     """The list of least ``d_j^2 + lambda <r_1, r_j>^2 / d_1^2``: it likes orthogonal residuals.
 
-    From SOAR (arXiv 2404.00774), which derives it for inner products. At most two lists. A vector
-    that equals its mean has no direction to be orthogonal to, and stays in one list.
+    From SOAR (arXiv 2404.00774), which derives it for inner products and two lists. Further lists,
+    where `max_lists` allows them, are taken one by one, with a term for each list that x is in:
+    the least ``d_j^2 + lambda sum_i <r_i, r_j>^2 / d_i^2``. A vector that equals its mean has no
+    direction to be orthogonal to, and stays in one list.
 
     Parameters
     ----------
     lambda_ : float, default=1.0
-        At least 0.
+        At least 0. On SIFT 0.55 does better with three lists (``docs/lists.md``).
     strict : bool, default=False
-        As in the paper, always take a second list. Otherwise list 1 competes with its own loss,
-        ``(1 + lambda) d_1^2``, and x is in one list where that is the least.
+        As in the paper, always take another list. Otherwise list 1 competes with its own loss,
+        ``(1 + lambda) d_1^2``, and x is in no more lists once that is the least.
     candidates : int, default=10
         Nearest means looked at.
     """
@@ -214,15 +228,28 @@ class Soar(Rule):
 
     def choose(self, near: Near, max_lists: int) -> Array:
         """See `Rule`."""
-        first = near.squared[:, :1]
-        products = near.products()
-        # In this order the ratio is exactly 1 for a duplicate of c_1, which then gains nothing.
-        xp = namespace(products)
-        has_direction = first > 0
-        ratio = xp.where(has_direction, products / xp.where(has_direction, first, 1.0), 0.0)
-        loss = near.squared + self.lambda_ * (ratio * products)
-        bound = math.inf if self.strict else first + self.lambda_ * first
-        return _least_loss(near, loss, xp.where(has_direction, bound, -math.inf)[:, 0])
+        mask = _primary_only(near)
+        (rows,) = true_places(near.squared[:, 0] > 0)
+        loss, last = near.squared[rows], rows * 0
+        first = loss[:, 0]
+        bound = first + (math.inf if self.strict else self.lambda_ * first)
+        for _ in range(max_lists - 1):
+            loss = loss + self.lambda_ * _along(near, rows, last)
+            won, last = _least_loss(near, mask, rows, loss, bound)
+            rows, loss, bound = rows[won], loss[won], bound[won]
+            mask[rows, last] = True
+        return mask
+
+
+def _along(near: Near, rows: Array, columns: Array) -> Array:
+    """``<r_i, r_j>^2 / d_i^2`` of some rows, i in a column of each; 0 where d_i is 0."""
+    products = near.products(rows, columns)
+    squared = take(near.squared[rows], columns[:, None])
+    xp = namespace(products)
+    has_direction = squared > 0
+    # In this order the ratio is exactly 1 for a duplicate of c_1, which then gains nothing.
+    ratio = xp.where(has_direction, products / xp.where(has_direction, squared, 1.0), 0.0)
+    return ratio * products
 
 
 @dataclass(frozen=True)

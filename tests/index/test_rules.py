@@ -31,11 +31,17 @@ def naive_air(rule, x, means, max_lists):
 
 
 def naive_soar(rule, x, means, max_lists):
-    def loss(r_1, r_j):
-        along = r_1 @ r_j / np.linalg.norm(r_1)
-        return r_j @ r_j + rule.lambda_ * along**2
-
-    return naive_pair(rule, x, means, loss)
+    order, r = residuals(x, means, rule.candidates)
+    bound = np.inf if rule.strict else (1 + rule.lambda_) * (r[0] @ r[0])
+    kept = [0]
+    while len(kept) < min(max_lists, len(order)):
+        along = [sum((r[i] @ r_j) ** 2 / (r[i] @ r[i]) for i in kept) for r_j in r]
+        losses = [r_j @ r_j + rule.lambda_ * a for r_j, a in zip(r, along, strict=True)]
+        best = min(set(range(len(order))) - set(kept), key=losses.__getitem__)
+        if not losses[best] < bound:
+            break
+        kept.append(best)
+    return set(order[kept])
 
 
 def naive_spann(rule, x, means, max_lists):
@@ -73,6 +79,7 @@ CASES = [
     Air(lambda_=2.0, strict=True, candidates=4),
     Soar(),
     Soar(lambda_=0.3, candidates=5),
+    Soar(lambda_=0.55),
     Soar(strict=True),
     Spann(),
     Spann(rng_factor=0.8, candidates=6),
@@ -243,7 +250,8 @@ def test_primary_stays_where_another_mean_is_as_near():
     assert near.lists.tolist() == [[1, 0], [0, -1]]
     assert near.squared[0].tolist() == [1.0, 1.0]
     assert near.between(np.zeros(2, int), np.array([0, 1]), np.array([1, 1])).tolist() == [4, 0]
-    assert near.products()[0].tolist() == [1.0, -1.0]
+    zero, one = np.zeros(2, int), np.array([0, 1])
+    assert near.products(one, zero).tolist()[0] == [1.0, -1.0]
 
 
 def test_rows_are_gathered_in_parts(blobs, entries_of, monkeypatch):
