@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import Components, IllDefinedCovarianceError, Statistics, m_step
+from gmm_ivf.kernels.components import (
+    HALF_MODES,
+    Components,
+    IllDefinedCovarianceError,
+    Statistics,
+    m_step,
+)
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.lloyd import Pass, TorchPass
 from gmm_ivf.memory import Result, needed, with_fitting_tiles
@@ -231,9 +237,14 @@ class Run:
         start = self.components
         try:
             return self._burst(engine, count)
-        except IllDefinedCovarianceError:
+        except IllDefinedCovarianceError as error:
             # Means that move far leave little of a narrow variance in low precision.
             if not engine.widen():
+                if engine.mode in HALF_MODES:
+                    raise IllDefinedCovarianceError(
+                        f"{error} Products ran in {engine.mode}: where the data are not to blame, "
+                        'precision="auto" takes as much as they need.'
+                    ) from error
                 raise
             self.components = start
             return self._burst(engine, count)

@@ -95,23 +95,24 @@ def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[
     previous = float("inf")
     for _ in range(0, _ITERATIONS, assign.steps):
         centers, counts, distance = assign(centers, inertia)
-        moved = _refill_empty(sample, centers, counts > 0.5, distance)
+        kept, centers = centers, _refill_empty(sample, centers, counts > 0.5, distance)
         inertia = float(distance.mean(dtype=torch.float64))
-        if not moved and previous - inertia <= assign.steps * _TOLERANCE * inertia:
+        if centers is kept and previous - inertia <= assign.steps * _TOLERANCE * inertia:
             break
         previous = inertia
     return centers, inertia
 
 
-def _refill_empty(sample: Tensor, centers: Tensor, filled: Tensor, distance: Tensor) -> bool:
-    """Move empty centres, in place, to the samples farthest from theirs; whether any moved."""
+def _refill_empty(sample: Tensor, centers: Tensor, filled: Tensor, distance: Tensor) -> Tensor:
+    """The centres, the empty ones of them moved to the samples farthest from theirs."""
     empty = (~filled).nonzero()[:, 0]
     if len(empty) == 0:
-        return False
+        return centers
     far, rows = distance.topk(min(len(empty), len(sample)))
     rows = rows[far > 0]
-    centers[empty[: len(rows)]] = sample[rows].to(centers.dtype)
-    return len(rows) > 0
+    if len(rows) == 0:
+        return centers
+    return centers.index_copy(0, empty[: len(rows)], sample[rows].to(centers.dtype))
 
 
 def _first_centers(

@@ -8,7 +8,12 @@ from torch import Tensor
 
 from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import em
-from gmm_ivf.kernels.components import Components, Statistics, precisions_cholesky
+from gmm_ivf.kernels.components import (
+    Components,
+    IllDefinedCovarianceError,
+    Statistics,
+    precisions_cholesky,
+)
 from gmm_ivf.kernels.dispatch import choose_precision
 from gmm_ivf.kernels.hard import HardPass
 from gmm_ivf.kernels.loop import Loop
@@ -78,7 +83,16 @@ class TritonEngine(Engine):
         self._reached = None
         totals = loop.run(count)
         reached = loop.components()
-        precisions_cholesky(reached.covariances, reached.covariance_type)
+        try:
+            precisions_cholesky(reached.covariances, reached.covariance_type)
+        except IllDefinedCovarianceError:
+            # Those that failed first: a covariance that is none makes NaN of all others.
+            loop.restart(components)
+            for _ in range(count):
+                loop.run(1)
+                now = loop.components()
+                precisions_cholesky(now.covariances, now.covariance_type)
+            raise
         self._reached = reached
         return reached, totals
 

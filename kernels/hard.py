@@ -43,6 +43,9 @@ class HardPass:
         self.sample = sample
         self.steps = steps
         self._staged = em.stage(sample, mode)
+        self._loop: Loop | None = None
+        # Where the loop stands, which goes on from there, and the variance it runs with.
+        self._reached, self._variance = sample, 0.0
         self._square = float(sample.square().sum(1).mean())
         self.noise = self._square / _LARGEST_LOGIT
 
@@ -65,14 +68,27 @@ class HardPass:
             Squared distances of the samples to the nearest centre.
         """
         k, d = centers.shape
-        variance = self.variance(inertia)
-        narrow = Components.equal("spherical", centers, variance)
-        loop = Loop(self._staged, narrow, 0.0, frozen=True)
+        loop = self._loop_from(centers, self.variance(inertia))
         loop.run(self.steps)
         density = loop.norm[: self._staged.n] * LN2
-        constant = -math.log(k) - d / 2 * math.log(2 * math.pi * variance)
-        distance = ((constant - density) * (2 * variance)).clamp_min_(0)
-        return loop.components().means, loop.counts, distance
+        constant = -math.log(k) - d / 2 * math.log(2 * math.pi * self._variance)
+        distance = ((constant - density) * (2 * self._variance)).clamp_min_(0)
+        self._reached = loop.components().means
+        return self._reached, loop.counts, distance
+
+    def _loop_from(self, centers: Tensor, variance: float) -> Loop:
+        """The loop where it reached the centers and its variance will do, else started anew."""
+        loop = self._loop
+        like = loop is not None and loop.counts.shape == centers.shape[:1]
+        if loop and like and centers is self._reached and 0.5 < variance / self._variance < 2:
+            return loop
+        self._variance = variance
+        narrow = Components.equal("spherical", centers, variance)
+        if loop and like:
+            loop.restart(narrow)
+        else:
+            self._loop = loop = Loop(self._staged, narrow, 0.0, frozen=True)
+        return loop
 
     def pick(self, count: int, rng: np.random.RandomState) -> Tensor:
         """So many distinct rows of the sample, drawn on the device."""

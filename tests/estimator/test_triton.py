@@ -129,6 +129,21 @@ def test_covariances_that_are_not_defined_are_refused(device):
         fit(x, device, backend="triton", covariance_type="full", reg_covar=0.0)
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_the_component_that_failed_first_is_named(device):
+    """It makes NaN of all others within the burst that ends before anybody looks."""
+    x = np.random.default_rng(0).standard_normal((150, 3)).astype(np.float32)
+    x[7] = 90.0
+    means = np.array([[-1.0, 0, 0], [1, 0, 0], [90, 90, 90]])
+    mixture = GaussianMixture(
+        3, covariance_type="full", precision="fp16", backend="triton", device=device,
+        max_iter=4, tol=0, reg_covar=0.0, weights_init=np.full(3, 1 / 3), means_init=means,
+        precisions_init=np.stack([np.eye(3)] * 3),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"of component 2 is not .*ran in fp16: .*\"auto\""):
+        mixture.fit(x)
+
+
 def test_float64_samples_want_a_named_mode(device):
     x = blobs().astype(np.float64)
     with pytest.raises(ValueError, match="no fp64"):
