@@ -158,7 +158,7 @@ _GEOMETRY_OPTIONS: dict[str, Option] = {
     "rng_factor": _real,
     "strict": _flag,
 }
-_SOFT_OPTIONS: dict[str, Option] = {"max_lists": _count} | _GEOMETRY_OPTIONS
+_SOFT_OPTIONS: dict[str, Option] = {"adaptive": _flag, "max_lists": _count} | _GEOMETRY_OPTIONS
 
 # Those of `gmm_ivf.CellOptions`, which checks them further.
 _CELL_OPTIONS: dict[str, Option] = {
@@ -199,12 +199,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gmm": _STOCK_DEFAULTS | {"covariance_type": "spherical"},
         "gmm-soft": _PLACE_DEFAULTS
         | {
+            "adaptive": False,
             "covariance_type": "spherical",
             "max_lists": 2,
             "replication": 1.5,
             "rule": RESPONSIBILITY,
         },
-        "kmeans-soft": _PLACE_DEFAULTS | {"max_lists": 2, "rule": "air"},
+        "kmeans-soft": _PLACE_DEFAULTS | {"adaptive": False, "max_lists": 2, "rule": "air"},
         "gmm-cells": _PLACE_DEFAULTS | {"covariance_type": "spherical", "visit": "edge"},
         "kmeans-cells": _PLACE_DEFAULTS | {"visit": "edge"},
     }

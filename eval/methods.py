@@ -133,7 +133,8 @@ def _ours(spec: MethodSpec, context: BuildContext, options: dict[str, Any]) -> S
 def _budget(spec: MethodSpec, context: BuildContext) -> dict[str, Any]:
     """Rule, cap and budget of a soft method, as `IndexIVFGMM` takes them."""
     rule, defaults = rule_of(spec), DEFAULTS[spec.name]
-    options = {"rule": rule, "max_lists": spec.get("max_lists", defaults["max_lists"])}
+    options = {"rule": rule}
+    options |= {key: spec.get(key, defaults[key]) for key in ("adaptive", "max_lists")}
     if rule != RESPONSIBILITY:
         return options
     given = {key: value for key, value in spec.options if key in SOFT_BUDGET}

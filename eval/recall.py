@@ -56,6 +56,7 @@ methods: kmeans | gmm | gmm-soft | kmeans-soft | gmm-cells | kmeans-cells, each 
     rules: air, soar  lambda, strict=false, candidates     spann  rng_factor, eps, candidates
            ratio      eps, candidates                      top2   the second nearest, always
     all take max_lists=2; kmeans-soft alone means rule=air
+  gmm-soft:adaptive=true              a query probes lists by their distances, nprobe on average
   gmm:covariance_type=diag            also max_iter, tol, n_init, init_params, reg_covar, precision
   gmm-cells:links=64,visit=list       layout "cells"; the options of gmm_ivf.CellOptions
   all take nlist, coarse, refine and codec (Flat, SQ8, SQ4, SQfp16, PQ32, PQ32x4, PQ32x4fs, RaBitQ,

@@ -159,6 +159,24 @@ def checked_quantizer(index: Any, q: Any, referenced: list) -> GMMQuantizer:
     return q
 
 
+def checked_adaptive(adaptive: Any, metric: int) -> bool:
+    """The option `adaptive`.
+
+    Raises
+    ------
+    ValueError
+        When it is no bool, or True where lists are not ranked by distance.
+    """
+    if not isinstance(adaptive, bool):
+        raise ValueError(f"adaptive must be True or False; got {adaptive!r}.")
+    if adaptive and metric != faiss.METRIC_L2:
+        raise ValueError(
+            "adaptive=True compares squared distances to the means and needs METRIC_L2; for "
+            "cosine normalise the vectors, and use METRIC_L2."
+        )
+    return adaptive
+
+
 def check_posteriors(q: GMMQuantizer, rule: Rule | None, max_lists: int) -> None:
     """Refuse to go by the posteriors of a quantizer that has none."""
     if rule is None and max_lists > 1 and isinstance(q.mixture, Centroids):

@@ -27,6 +27,16 @@ class ProbeOptions:
     max_codes: int
     parameters: Any
 
+    def over(self, nprobe: int) -> "ProbeOptions":
+        """The same for another number of lists."""
+        if nprobe == self.nprobe:
+            return self
+        parameters = type(self.parameters)()
+        parameters.nprobe, parameters.max_codes = nprobe, self.max_codes
+        if self.selector is not None:
+            parameters.sel = self.selector
+        return ProbeOptions(nprobe, self.max_codes, parameters)
+
     @property
     def selector(self) -> Any:
         """The faiss.IDSelector that limits the results, or None."""

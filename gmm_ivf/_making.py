@@ -14,6 +14,7 @@ _OF_LISTS = {
     "replication": None,
     "max_lists": 2,
     "fast_scan": False,
+    "adaptive": False,
 }
 
 

@@ -45,8 +45,8 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
     q : GMMQuantizer, default=None
         Its coarse quantizer; None takes the one that `index` refers to.
     layout : {"lists", "cells"}, default="lists"
-        With "cells" the next four options and `fast_scan` stay at their defaults, and `nprobe`
-        means the vectors of so many average lists.
+        With "cells" the next four options, `fast_scan` and `adaptive` stay at their defaults, and
+        `nprobe` means the vectors of so many average lists.
     rule : str or Rule, default="responsibility"
         By "responsibility" a further component takes a copy when its posterior is above `tau`.
         "air", "soar", "spann", "top2" and "ratio" go by the nearest means instead: see
@@ -65,6 +65,10 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         Search a FastScan copy of the codes, which is made at the first search after a change and
         takes as much memory again. For faiss.IndexIVFPQ of 4 bits and faiss.IndexIVFRaBitQ;
         `range_search` goes by the codes themselves. `max_codes` is not available then.
+    adaptive : bool, default=False
+        Let each query choose how many lists it probes by its distances to the means, so that
+        `nprobe` is an average; `train` solves on a sample where to stop. A query probes no more
+        than 4 nprobe lists. For METRIC_L2, and not after `to_gpu`.
     refine : {None, "flat"}, default=None
         "flat" keeps the vectors themselves, too (4 d bytes each), and ranks the best
         ``k_factor * k`` ids by their exact distances, which count as `last_search.ranking`.
@@ -103,6 +107,7 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         max_lists: int = 2,
         cells: Any = None,
         fast_scan: bool = False,
+        adaptive: bool = False,
         refine: str | None = None,
         k_factor: float = 1.0,
     ):
@@ -115,9 +120,8 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
             )
         check_no_direct_map(ivf)
         options = {"rule": rule, "tau": tau, "replication": replication, "max_lists": max_lists}
-        self._layout = make_layout(
-            layout, ivf, self.quantizer, cells=cells, fast_scan=fast_scan, **options
-        )
+        options |= {"fast_scan": fast_scan, "adaptive": adaptive}
+        self._layout = make_layout(layout, ivf, self.quantizer, cells=cells, **options)
         self._layout_name = layout
         self._wrap(index, ivf, k_factor)
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from gmm_ivf._adaptive import AdaptiveProbing
 from gmm_ivf._assigner import Assigner
-from gmm_ivf._checks import check_posteriors, checked_budget, checked_rule
+from gmm_ivf._checks import check_posteriors, checked_adaptive, checked_budget, checked_rule
 from gmm_ivf._faiss import faiss, worst_distance
 from gmm_ivf._layout import Layout, ProbeOptions, Results
 from gmm_ivf._packed import PackedCopy
@@ -56,7 +57,7 @@ class ListsLayout(StoredLayout):
         Empty.
     quantizer : GMMQuantizer
         That of `ivf`.
-    rule, tau, replication, max_lists, fast_scan
+    rule, tau, replication, max_lists, fast_scan, adaptive
         As in `IndexIVFGMM`; a rule may be what `options` says of it.
 
     Attributes
@@ -75,6 +76,7 @@ class ListsLayout(StoredLayout):
         replication: float | None = None,
         max_lists: int = 2,
         fast_scan: bool = False,
+        adaptive: bool = False,
     ):
         if isinstance(rule, dict):
             rule = rule_of(rule)
@@ -83,6 +85,8 @@ class ListsLayout(StoredLayout):
             tau, replication, max_lists, ivf.nlist, self._rule
         )
         check_posteriors(quantizer, self._rule, self.max_lists)
+        self._is_adaptive = checked_adaptive(adaptive, ivf.metric_type)
+        self._adaptive: AdaptiveProbing | None = None
         self.ivf = ivf
         self._quantizer = quantizer
         self._tau = tau
@@ -96,7 +100,8 @@ class ListsLayout(StoredLayout):
     @property
     def is_trained(self) -> bool:
         """See `Layout`."""
-        return bool(self.ivf.is_trained and self._log_tau is not None)
+        has_stops = self._adaptive is not None or not self._is_adaptive
+        return bool(self.ivf.is_trained and self._log_tau is not None and has_stops)
 
     @property
     def max_copies(self) -> int:
@@ -113,7 +118,7 @@ class ListsLayout(StoredLayout):
     def describe(self) -> str:
         """Options in one line."""
         by = f"tau={self.tau}" if self._rule is None else f"rule={self._rule}"
-        return f"max_lists={self.max_lists}, {by}"
+        return f"max_lists={self.max_lists}, {by}" + ", adaptive" * self._is_adaptive
 
     def options(self) -> dict[str, Any]:
         """See `Layout`."""
@@ -123,10 +128,11 @@ class ListsLayout(StoredLayout):
             "replication": self._replication,
             "max_lists": self.max_lists,
             "fast_scan": self._packed is not None,
+            "adaptive": self._is_adaptive,
         }
 
     def train(self, x: Any, *, train_codec: bool = True) -> None:
-        """See `Layout`; `train_codec=False` solves the threshold only."""
+        """See `Layout`; `train_codec=False` solves thresholds only."""
         self._assigner = None
         if train_codec:
             # IVFFlat has no codec to train: a row tells it that its quantizer is there.
@@ -135,6 +141,8 @@ class ListsLayout(StoredLayout):
         assigner = self._ready()
         if self._replication:
             self._log_tau = assigner.solve(x, self._replication)
+        if self._is_adaptive:
+            self._adaptive = AdaptiveProbing.solved(assigner.ranker, x, self.ivf.nlist)
 
     def _ready(self) -> Assigner:
         if self._assigner is None:
@@ -160,12 +168,16 @@ class ListsLayout(StoredLayout):
         self._store.undo(ids, next_id)
 
     def _probes(self, rows: np.ndarray, nprobe: int) -> Probes:
-        distances, lists, coarse = self._ready().ranker.counted_search(rows, nprobe)
+        ranker = self._ready().ranker
+        if self._adaptive is not None:
+            return self._adaptive.probes(ranker, rows, nprobe)
+        distances, lists, coarse = ranker.counted_search(rows, nprobe)
         return Probes(lists, distances, coarse)
 
     def search(self, rows: np.ndarray, k: int, options: ProbeOptions) -> Results:
         """See `Layout`."""
-        return self._search_probes(rows, k, self._probes(rows, options.nprobe), options)
+        probes = self._probes(rows, options.nprobe)
+        return self._search_probes(rows, k, probes, options.over(probes.lists.shape[1]))
 
     def search_lists(
         self, rows: np.ndarray, k: int, lists: np.ndarray, distances: Any, options: ProbeOptions
@@ -220,6 +232,7 @@ class ListsLayout(StoredLayout):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SearchCost]:
         """See `Layout`; FastScan has no such search over given lists, so this scans the codes."""
         probes = self._probes(rows, options.nprobe)
+        options = options.over(probes.lists.shape[1])
         found = entries_within(self.ivf, rows, radius, probes, options)
         is_product = self.ivf.metric_type == faiss.METRIC_INNER_PRODUCT
         lims, distances, labels = first_within_each_row(*found, is_product)
@@ -272,6 +285,8 @@ class ListsLayout(StoredLayout):
         """See `Layout`; `log_tau` is exact, as JSON has no infinity and rounds as it likes."""
         settings, arrays = self._store.state()
         log_tau = None if self._log_tau is None else float(self._log_tau).hex()
+        if self._adaptive is not None:
+            arrays = {**arrays, "stops": self._adaptive.stops}
         return {**settings, "log_tau": log_tau}, arrays
 
     def restore(self, settings: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -284,3 +299,5 @@ class ListsLayout(StoredLayout):
         self._outdate()
         self._store.restore(settings, arrays)
         self._log_tau = log_tau
+        if self._is_adaptive and "stops" in arrays:
+            self._adaptive = AdaptiveProbing.restored(arrays["stops"], self.ivf.nlist)

@@ -55,6 +55,7 @@ CHAIN = (
     "_store",
     "_stored",
     "_packed",
+    "_adaptive",
     "lists",
     "_links",
     "_cell_options",

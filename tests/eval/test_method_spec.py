@@ -25,6 +25,8 @@ from gmm_ivf.rules import Air, Soar, Spann
         ("gmm-soft:rule=air,lambda=0.5,max_lists=2", "gmm-soft:rule=air"),
         ("gmm-soft:strict=true,rule=soar", "gmm-soft:rule=soar,strict=True"),
         ("kmeans-soft:rule=air,strict=false", "kmeans-soft"),
+        ("gmm-soft:adaptive=false", "gmm-soft"),
+        ("kmeans-soft:max_lists=1,adaptive=true", "kmeans-soft:adaptive=True,max_lists=1"),
         ("kmeans-soft:rule=spann,eps=0.20", "kmeans-soft:eps=0.2,rule=spann"),
         ("kmeans-soft:niter=5,rule=top2", "kmeans-soft:niter=5,rule=top2"),
         ("kmeans:coarse=hnsw32,nlist=4096", "kmeans:coarse=hnsw32,nlist=4096"),

@@ -169,6 +169,17 @@ def test_cells_store_once_and_stop_between_lists(tiny, context, options):
     assert cost.coarse.min() > 0
 
 
+def test_adaptive_probing_scans_by_distance(tiny, context):
+    searcher = build(parse_method("kmeans-soft:adaptive=true,max_lists=1"), context)
+    assert searcher.report.settings["adaptive"] is True
+    assert searcher.report.entries_per_vector == 1
+    searcher.search(tiny.query, 3, Probe(4))
+    scanned = searcher.cost(tiny.query, 3, Probe(4)).scanned
+    fixed = build(parse_method("kmeans-soft:max_lists=1"), context)
+    fixed.search(tiny.query, 3, Probe(4))
+    assert scanned.std() > 1.5 * fixed.cost(tiny.query, 3, Probe(4)).scanned.std()
+
+
 def test_soft_settings_name_the_threshold_in_use(context):
     report = build(parse_method("gmm-soft:tau=2/K"), context).report
     assert report.settings["tau"] == pytest.approx(2 / 12)
