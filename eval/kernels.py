@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,20 +68,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(_parser(), argv, _prepare, _execute, _kept)
 
 
-def _execute(prepared: "tuple[Plan, list[str], Store]") -> int:
+@dataclass(frozen=True)
+class _Shown:
+    """Rows of an earlier run, their file, and the folder for table and figure."""
+
+    rows: "Sequence[Row]"
+    lines: Path
+    folder: Path
+
+
+def _execute(prepared: "tuple[Plan, list[str], Store] | _Shown") -> int:
     from gmm_ivf.eval import kernel_run
 
+    if isinstance(prepared, _Shown):
+        _write(prepared.rows, [], prepared.lines, prepared.folder)
+        return 0
     plan, notes, store = prepared
     began = time.monotonic()
     with sole_writer(store.path), _empty_cache():
         rows, left_out = kernel_run.run(plan, store)
     took = f"The run took {time.monotonic() - began:.0f} s."
-    _write(rows, [*notes, *_left(left_out, plan.seconds), took], store.path)
+    _write(rows, [*notes, *_left(left_out, plan.seconds), took], store.path, store.path.parent)
     return 0 if any(row.status == "ok" for row in rows) else _NOTHING
 
 
-def _kept(prepared: "tuple[Plan, list[str], Store] | None") -> str:
-    if prepared is None:
+def _kept(prepared: "tuple[Plan, list[str], Store] | _Shown | None") -> str:
+    if prepared is None or isinstance(prepared, _Shown):
         return "nothing was measured yet"
     store = prepared[2]
     return f"{len(store)} rows are in {store.path}"
@@ -107,11 +120,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="for everything; default: %(default)g",
     )
+    add(
+        "--show", type=Path, metavar="FILE", help="measure nothing: table and figure of these lines"
+    )
     add("--out", type=Path, help="folder for results; default: results/kernels")
     return parser
 
 
-def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store]":
+def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store] | _Shown":
     """Check everything that can be wrong with the arguments.
 
     Raises
@@ -123,6 +139,13 @@ def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store]":
         raise ValueError("give --rival or --no-rivals, not both")
     if args.case and args.quick:
         raise ValueError("give --case or --quick, not both")
+    folder = args.out or Path("results") / ("kernels-quick" if args.quick else "kernels")
+    if args.show:
+        from gmm_ivf.eval.kernel_results import read_rows
+
+        rows = read_rows(args.show)
+        folder.mkdir(parents=True, exist_ok=True)
+        return _Shown(rows, args.show, folder)
     threads = args.threads or usable_cores()
     set_threads(threads)
     import torch
@@ -141,7 +164,6 @@ def _prepare(args: argparse.Namespace) -> "tuple[Plan, list[str], Store]":
             notes.append("The default cases are for a GPU; these are those of --quick.")
     place = torch.device(device)
     contenders, note = _contenders(args, place)
-    folder = args.out or Path("results") / ("kernels-quick" if args.quick else "kernels")
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder / "results.jsonl", _environment(threads, device))
     plan = Plan(cases, contenders, place, args.budget)
@@ -195,16 +217,16 @@ def _left(left_out: "Sequence[Task]", seconds: float) -> list[str]:
     return [f"Left out for want of time (--budget {seconds:g}): {summary(left_out)}."]
 
 
-def _write(rows: "Sequence[Row]", notes: Sequence[str], path: Path) -> None:
+def _write(rows: "Sequence[Row]", notes: Sequence[str], lines: Path, folder: Path) -> None:
     from gmm_ivf.eval.kernel_plots import save
     from gmm_ivf.eval.kernel_table import to_text
 
     table = to_text(rows, notes)
-    (path.parent / "table.txt").write_text(table, encoding="utf-8")
+    (folder / "table.txt").write_text(table, encoding="utf-8")
     print(table)
-    line = f"lines: {path}"
+    line = f"lines: {lines}"
     if any(row.job == "iteration" and row.ms is not None for row in rows):
-        line += f"   figure: {save(rows, path.parent)[0]}"
+        line += f"   figure: {save(rows, folder)[0]}"
     print(line)
 
 

@@ -65,8 +65,13 @@ class TritonEngine(Engine):
         return self.resident(torch.float32)
 
     def kmeans_passes(self, size: int, rng: np.random.RandomState) -> Iterator[Pass]:
-        """By the kernels first; by torch in float32 where the data are too tight for them."""
+        """By the kernels first; by torch in float32 where the data are too tight for them.
+
+        On at most half of the samples, but where that would be few: an iteration of k-means costs
+        as much as one of EM here, and EM ends no worse.
+        """
         mode = self.candidates[0]
+        size = min(size, max(self.rows.n // 2, size // 8))
         yield HardPass(self.sample(size, rng, mode), mode)
         yield TorchPass(self.sample(size, rng, mode))
 

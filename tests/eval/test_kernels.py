@@ -349,3 +349,20 @@ def test_a_fit_without_time_to_repeat_it_says_so(clock):
     assert (once.jobs, row.reason) == (1, "first fit, none after it for want of time")
     row = measure(often, problem, "fit", Budget(100, clock))
     assert (often.jobs, row.reason, row.log_likelihood) == (4, "", -1.5)
+
+
+def test_lines_kept_are_shown_without_measuring(tmp_path, capsys, monkeypatch):
+    made = tmp_path / "made"
+    arguments = ["--device", "cpu", "--no-rivals", "--case", "diag:fp32:400:4:3"]
+    assert kernels.main([*arguments, "--out", str(made)]) == 0
+    monkeypatch.setattr(kernel_run, "run", lambda *_: pytest.fail("it measured"))
+    shown = tmp_path / "shown"
+    assert kernels.main(["--show", str(made / "results.jsonl"), "--out", str(shown)]) == 0
+    first, second = ((folder / "table.txt").read_text() for folder in (made, shown))
+    assert second.split("\n\n")[:2] == first.split("\n\n")[:2]
+    assert (shown / "kernels.png").stat().st_size > 10_000
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        kernels.main(["--show", str(tmp_path / "none.jsonl")])
+    assert stopped.value.code == 2
+    assert "none.jsonl" in capsys.readouterr().err
