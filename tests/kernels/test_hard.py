@@ -41,3 +41,20 @@ def test_samples_on_their_means_have_no_distance(device):
     torch.testing.assert_close(counts.cpu(), torch.ones(4, dtype=torch.float64), rtol=1e-2, atol=0)
     torch.testing.assert_close(centers.cpu(), sample.double().cpu(), rtol=1e-2, atol=1e-6)
     assert float(distance.max()) < 1e-4
+
+
+def test_a_call_goes_on_where_the_last_one_ended(device):
+    """Unless the centres are others or their distances have changed much."""
+    d, generator = 5, torch.Generator().manual_seed(0)
+    sample = torch.randn(120, d, generator=generator).to(device)
+    start = sample[:6].double()
+    scale = 2.0 * d
+    once = HardPass(sample, "fp16", steps=4)(start, scale)
+    assign = HardPass(sample, "fp16", steps=2)
+    middle, *_ = assign(start, scale)
+    for one, other in zip(once, assign(middle, 1.2 * scale), strict=True):
+        assert torch.equal(one, other)
+    for centers, inertia in ((middle.flip(0), scale), (middle, 40 * scale)):
+        fresh = HardPass(sample, "fp16", steps=2)(centers, inertia)
+        for one, other in zip(fresh, assign(centers, inertia), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

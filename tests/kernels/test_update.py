@@ -107,6 +107,27 @@ def test_the_update_is_the_m_step_and_the_preparation(mixture, kind, mode, k, d)
     torch.testing.assert_close(got.offset, staged.offset, rtol=1e-6, atol=2e-3)
 
 
+@pytest.mark.parametrize("kind", ["spherical", "diag"])
+def test_frozen_components_move_only(mixture, kind):
+    x, components = mixture(kind, n=20, k=65, d=33)
+    components = on_device(components)
+    samples = em.stage(x.to(DEVICE), "fp16x3")
+    got = prepare(components.copy(), "fp16x3")
+    sums = sums_near(components, got.linear.shape[2])
+    update(samples, got, sums, torch.zeros(1, dtype=torch.float64, device=DEVICE), frozen=True)
+    means = sums.first / sums.count[:, None]
+    means[1] = components.means[1]
+    want = prepare(replace(components, means=means), "fp16x3")
+    torch.testing.assert_close(got.components.means, means, rtol=1e-12, atol=1e-13)
+    for name in ("weights", "covariances"):
+        assert torch.equal(getattr(got.components, name), getattr(components, name))
+    for name in ("linear", "quadratic"):
+        one, other = (getattr(part, name).double().sum(0) for part in (got, want))
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(got.gain, want.gain, rtol=2e-7, atol=0)
+    torch.testing.assert_close(got.offset, want.offset, rtol=1e-6, atol=2e-3)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("k", "d"), SHAPES)
 def test_tied_preparation(mixture, mode, k, d, monkeypatch):
