@@ -21,7 +21,7 @@ class Converting(Adapter):
     def description(self) -> str | None:
         """What `index_factory` makes such an index of, None where it has no name for it.
 
-        It does not say rule and threshold, nor the options of the mixture.
+        It does not say rule, threshold and `adaptive`, nor the options of the mixture.
         """
         options = self._layout.options()
         codec = codec_name(self._ivf, options.get("fast_scan", False))

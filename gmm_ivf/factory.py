@@ -21,6 +21,7 @@ def index_factory(
     rule: str | Rule = "responsibility",
     tau: float | None = None,
     replication: float | None = None,
+    adaptive: bool = False,
     cells: Any = None,
     **gmm_options: Any,
 ) -> IndexIVFGMM:
@@ -45,6 +46,8 @@ def index_factory(
     metric : int, default=faiss.METRIC_L2
     rule, tau, replication
         As in `IndexIVFGMM`, for ``x<max_lists>``.
+    adaptive
+        As there; not for ``cells``.
     cells : CellOptions, default=None
         For ``cells``.
     **gmm_options
@@ -69,7 +72,7 @@ def index_factory(
         gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
     q = GMMQuantizer(checked_ivf(index).d, parsed.nlist, metric, **gmm_options)
     q.attach(index)
-    given = _layout_options(parsed, cells, description)
+    given = _layout_options(parsed, cells, description) | {"adaptive": adaptive}
     return IndexIVFGMM(index, q, rule=rule, tau=tau, replication=replication, **given)
 
 

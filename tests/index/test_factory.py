@@ -99,6 +99,9 @@ def test_metric_and_options(blobs):
     assert index.metric_type == faiss.METRIC_INNER_PRODUCT
     assert index.quantizer._options["covariance_type"] == "diag"
     assert "rule=Air(lambda_=0.7" in repr(index)
+    assert "adaptive" in repr(index_factory(8, "GMM6,Flat", adaptive=True))
+    with pytest.raises(ValueError, match="adaptive=True belongs to layout"):
+        index_factory(8, "GMM6cells,Flat", adaptive=True)
     index = index_factory(8, "GMM6x3,Flat", replication=2.5, **OPTIONS)
     index.train(blobs(500, 8))
     index.add(blobs(500, 8))
