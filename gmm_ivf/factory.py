@@ -72,8 +72,10 @@ def index_factory(
         gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
     q = GMMQuantizer(checked_ivf(index).d, parsed.nlist, metric, **gmm_options)
     q.attach(index)
-    given = _layout_options(parsed, cells, description) | {"adaptive": adaptive}
-    return IndexIVFGMM(index, q, rule=rule, tau=tau, replication=replication, **given)
+    given = _layout_options(parsed, cells, description)
+    return IndexIVFGMM(
+        index, q, rule=rule, tau=tau, replication=replication, adaptive=adaptive, **given
+    )
 
 
 def _stock(d: int, parsed: Description, metric: int, text: str) -> Any:
