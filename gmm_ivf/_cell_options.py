@@ -31,9 +31,9 @@ class CellOptions:
         The cells that get a second score, by their sketches, hold this many times the vectors that
         are scanned.
     visit : {"edge", "list"}, default="edge"
-        "edge" ranks a cell by its point on the edge. "list" makes cells of the two nearest means
-        of a vector, and ranks them by the nearer to the query: soft assignment to two lists whose
-        copies cost nothing.
+        "edge" ranks a cell by its place. "list" makes cells of the nearest mean of a vector and
+        that which SOAR would add, and ranks them by the nearer to the query: soft assignment to
+        two lists whose copies cost nothing.
 
     Raises
     ------

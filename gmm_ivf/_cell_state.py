@@ -2,13 +2,22 @@
 
 import numpy as np
 
+from gmm_ivf._cell_anchors import Anchors
 from gmm_ivf._cell_table import Moments, Shape
 from gmm_ivf._links import Links
 
 
 def shape_arrays(shape: Shape) -> dict[str, np.ndarray]:
     """Arrays of one dimension."""
+    anchors = {}
+    if shape.anchors:
+        anchors = {
+            "anchor_fractions": shape.anchors.fractions.ravel(),
+            "anchor_sketches": shape.anchors.sketches.view(np.uint8).ravel(),
+            "anchor_unit": np.array([shape.anchors.unit]),
+        }
     return {
+        **anchors,
         "neighbours": shape.links.neighbours.ravel(),
         "merged": shape.merged.astype(np.uint8).ravel(),
         "edges_of_bins": shape.edges_of_bins.ravel(),
@@ -27,9 +36,9 @@ def moment_arrays(moments: Moments) -> dict[str, np.ndarray]:
 
 
 def shape_of_arrays(
-    means: np.ndarray, arrays: dict[str, np.ndarray], to_nearest: bool
+    means: np.ndarray, arrays: dict[str, np.ndarray], by_list: bool
 ) -> tuple[Shape, Moments]:
-    """The inverse of both, over a table of means; `to_nearest` is that of `Shape`.
+    """The inverse of both, over a table of means; `by_list` is that of `Shape`.
 
     Raises
     ------
@@ -50,7 +59,9 @@ def shape_of_arrays(
     width = 3 + directions.size // d
     if len(units) != width or (units <= 0).any():
         raise ValueError(f"units must be {width} positive numbers.")
-    shape = Shape(links, merged.astype(bool), edges, directions.reshape(-1, d), units, to_nearest)
+    directions = directions.reshape(-1, d)
+    anchors = None if by_list else _anchors(links, directions, arrays)
+    shape = Shape(links, merged.astype(bool), edges, directions, units, by_list, anchors)
     cells, counts = _array(arrays, "cells", np.int64), _array(arrays, "counts", np.int64)
     values = _array(arrays, "moments", np.float16)
     if len(counts) != len(cells) or values.size != len(cells) * width:
@@ -60,6 +71,20 @@ def shape_of_arrays(
     if not ascending or (len(cells) and not 0 <= cells[0] <= cells[-1] < top):
         raise ValueError(f"cells must be ascending numbers in [0, {top}), none of them empty.")
     return shape, Moments(cells, counts, values.reshape(-1, width), units)
+
+
+def _anchors(links: Links, directions: np.ndarray, arrays: dict[str, np.ndarray]) -> Anchors:
+    nlist, columns = len(links.means), links.count + 1
+    fractions = _matrix(arrays, "anchor_fractions", nlist, np.uint8)
+    sketches = _array(arrays, "anchor_sketches", np.uint8).view(np.int8)
+    unit = _array(arrays, "anchor_unit", np.float64)
+    size = nlist * columns * len(directions)
+    if fractions.shape[1] != columns or sketches.size != size or unit.shape != (1,):
+        raise ValueError("the anchors have the wrong size.")
+    if not 0 < unit[0] < np.finfo(np.float32).max:
+        raise ValueError(f"anchor_unit must be a positive number; got {unit[0]}.")
+    sketches = sketches.reshape(nlist, columns, -1)
+    return Anchors.of_codes(links, directions, fractions, sketches, float(unit[0]))
 
 
 def _array(arrays: dict[str, np.ndarray], name: str, dtype: type) -> np.ndarray:

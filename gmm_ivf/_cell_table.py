@@ -1,19 +1,21 @@
 """What is known of each cell: means over its vectors, from which queries rank it.
 
 A vector x of component i goes to the edge from mean i to a linked mean j that takes most off its
-residual, and by the length of what is left to one of a few bins. Such a cell has a point on the
-edge, ``s = (1-a) mu_i + a mu_j``, with a the mean fraction of its vectors, and
+residual, or once it is known where the cells of the edges lie, to the nearest of these anchors; and
+by the length of what is left to one of a few bins. Such a cell has a point on the edge,
+``s = (1-a) mu_i + a mu_j``, with a the mean fraction of its vectors, and
 ``|q-s|^2 = (1-a) |q-mu_i|^2 + a |q-mu_j|^2 - a (1-a) |mu_i-mu_j|^2``. The mean g of its vectors
 lies off the edge; a sketch ``z = V (g - s)`` in a few directions V corrects for that:
 ``|q-s-V'z|^2 = |q-s|^2 - 2 <V q, z> + 2 <V s, z> + |z|^2``. To either, a part of the mean squared
 distance of the vectors from that point is added.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from gmm_ivf._cell_anchors import Anchors
 from gmm_ivf._links import Links
 
 # Columns of the moments of a cell: |x - mu_i|^2, fraction on the edge, norm of x; then its sketch.
@@ -37,8 +39,10 @@ class Shape:
         Orthonormal.
     units : ndarray of shape (3 + t,), float32
         Sizes of the moments of a vector, above 0.
-    to_nearest : bool
-        Whether a vector goes to the edge to its nearest linked mean, instead of the best edge.
+    by_list : bool
+        Whether cells are visited by list, and edges chosen for that; see `best_edges`.
+    anchors : Anchors or None
+        What vectors are put to instead of edges.
     """
 
     links: Links
@@ -46,7 +50,8 @@ class Shape:
     edges_of_bins: np.ndarray
     directions: np.ndarray
     units: np.ndarray
-    to_nearest: bool = False
+    by_list: bool = False
+    anchors: Anchors | None = None
 
     @property
     def bins(self) -> int:
@@ -62,7 +67,8 @@ class Shape:
     def nbytes(self) -> int:
         """Memory of all but the means."""
         arrays = (self.merged, self.edges_of_bins, self.directions, self.units)
-        return self.links.nbytes + sum(array.nbytes for array in arrays)
+        anchors = self.anchors.nbytes if self.anchors else 0
+        return self.links.nbytes + anchors + sum(array.nbytes for array in arrays)
 
     def place(self, points: np.ndarray, own: np.ndarray, norms: np.ndarray):
         """Cells of some vectors within their components, and the moments of each vector.
@@ -80,27 +86,72 @@ class Shape:
         local : ndarray of shape (n,), int32
         moments : ndarray of shape (n, 3 + t), float32
         """
-        from gmm_ivf._cell_assign import best_edges
-
-        column = np.empty(len(points), np.int32)
-        fraction = np.empty(len(points), np.float32)
-        order = np.argsort(own, kind="stable")
-        links = self.links
-        edges = links.means, links.neighbours, links.gaps, self.to_nearest
-        best_edges(points, own, *edges, order, column, fraction)
+        links, residuals = self.links, points - self.links.means[own]
+        moments = np.empty((len(points), _SKETCH + len(self.directions)), np.float32)
+        moments[:, _SQUARED] = np.einsum("nd,nd->n", residuals, residuals)
+        moments[:, _SKETCH:] = residuals @ self.directions.T
+        column, fraction = self._columns(points, own, moments[:, _SKETCH:])
         on_edge = column < links.count
         on_edge[on_edge] = ~self.merged[own[on_edge], column[on_edge]]
         column[~on_edge], fraction[~on_edge] = links.count, 0
-        residuals = points - links.means[own]
-        moments = np.empty((len(points), _SKETCH + len(self.directions)), np.float32)
-        moments[:, _SQUARED] = np.einsum("nd,nd->n", residuals, residuals)
         moments[:, _FRACTION], moments[:, _NORM] = fraction, norms
-        moments[:, _SKETCH:] = residuals @ self.directions.T
         gaps = links.ends(own, column)[1]
         along = np.clip(fraction, 0, 1)
         left = moments[:, _SQUARED] - (2 * fraction - along) * along * gaps
         bins = (left[:, None] > self.edges_of_bins[own]).sum(axis=1)
         return (column * self.bins + bins).astype(np.int32), moments
+
+    def _columns(
+        self, points: np.ndarray, own: np.ndarray, sketches: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Column of each point, and the place of its projection on that edge."""
+        from gmm_ivf._cell_assign import best_anchors, best_edges
+
+        column = np.empty(len(points), np.int32)
+        fraction = np.empty(len(points), np.float32)
+        # Those of one component after another read the same means.
+        order = np.argsort(own, kind="stable")
+        edges = self.links.means, self.links.neighbours, self.links.gaps
+        if self.anchors is None:
+            best_edges(points, own, *edges, self.by_list, order, column, fraction)
+        else:
+            projections, anchors = np.ascontiguousarray(sketches), self.anchors.table
+            best_anchors(points, own, *edges, projections, anchors, order, column, fraction)
+        return column, fraction
+
+    def anchored(self, moments: "Moments") -> "Shape":
+        """The same cells of one bin, with anchors where vectors of these moments are."""
+        own, column = np.divmod(moments.cells, self.per_component)
+        _, fractions, sketches = self.places(own, column, moments.means)
+        cells = own, column
+        anchors = Anchors.of_cells(
+            self.links, self.directions, cells, moments.counts, fractions, sketches
+        )
+        return replace(self, anchors=anchors)
+
+    def places(
+        self, own: np.ndarray, column: np.ndarray, means: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Other ends of the edges of some cells, and the places of the cells.
+
+        Parameters
+        ----------
+        own, column : ndarray of shape (m,)
+        means : ndarray of shape (m, 3 + t), float64
+            Mean moments.
+
+        Returns
+        -------
+        link : ndarray of shape (m,)
+        fractions : ndarray of shape (m,), float64
+            In [0, 1].
+        sketches : ndarray of shape (m, t), float64
+            Off that point of the edge.
+        """
+        link = self.links.ends(own, column)[0]
+        a = np.clip(means[:, _FRACTION], 0, 1)
+        at_means = self.links.means @ self.directions.T
+        return link, a, means[:, _SKETCH:] - a[:, None] * (at_means[link] - at_means[own])
 
 
 @dataclass
@@ -217,10 +268,8 @@ def ranked_cells(
     links = shape.links
     means = moments.means[np.searchsorted(moments.cells, occupied.cells)]
     own, local = np.divmod(occupied.cells, shape.per_component)
-    link, gap = links.ends(own, local // shape.bins)
-    a = np.clip(means[:, _FRACTION], 0, 1)
-    at_means = links.means @ shape.directions.T
-    sketch = means[:, _SKETCH:] - a[:, None] * (at_means[link] - at_means[own])
+    gap = links.ends(own, local // shape.bins)[1]
+    link, a, sketch = shape.places(own, local // shape.bins, means)
     square = np.einsum("ct,ct->c", sketch, sketch)
     left = np.maximum(means[:, _SQUARED] - a * gap * (2 * means[:, _FRACTION] - a), 0)
     rough, fine = weight * left, weight * np.maximum(left - square, 0)
@@ -231,6 +280,7 @@ def ranked_cells(
     else:
         scale, bend = np.ones(len(a)), a * (1 - a) * gap
         rough = rough - bend
+        at_means = links.means @ shape.directions.T
         at_point = (1 - a)[:, None] * at_means[own] + a[:, None] * at_means[link]
         fine = fine - bend + 2 * np.einsum("ct,ct->c", at_point, sketch) + square
         sketch = -2 * sketch

@@ -1,5 +1,6 @@
 """What layout "cells" learns: which cells there are, their sketches, the weight of residuals."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ _LINKS, _LINKS_OF_MANY, _MANY_LISTS = 128, 32, 4096
 _MOST_DIRECTIONS = 32
 # Rows that are looked at for each list, and at most; rows of those that serve as queries.
 _ROWS_PER_LIST, _MOST_ROWS, _QUERIES = 256, 1 << 18, 400
+# Rows that anchors are learned from, for each cell and at most, and how often; they are not held.
+_ROWS_PER_ANCHOR, _MOST_ANCHOR_ROWS, _ANCHOR_STEPS = 8, 1 << 20, 2
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BINS = (1, 4)
 # Share of the cost below which the second number of bins is taken.
@@ -45,6 +48,22 @@ class Sample:
         self.rows = rows
         self.points, self.norms = points_and_norms(ranker, rows)
         self.own = ranker.nearest(rows)
+        self._ranker, self._x = ranker, x
+
+    def blocks(self, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Points, components and norms of at most `limit` training vectors, or of the sample.
+
+        As many at a time as the sample has.
+        """
+        size, n = len(self.own), self._x.shape[0]
+        if size == n or size >= limit:
+            yield self.points, self.own, self.norms
+            return
+        numbers = sample_rows(n, limit, np.random.default_rng(2))
+        for start in range(0, len(numbers), size):
+            rows = block(self._x, "x", numbers[start : start + size])
+            points, norms = points_and_norms(self._ranker, rows)
+            yield points, self._ranker.nearest(rows), norms
 
 
 def points_and_norms(ranker: CoarseRanker, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,27 +98,42 @@ def learned_shapes(
         np.empty((nlist, 0), np.float32),
         np.empty((0, d), np.float32),
         np.ones(3, np.float32),
-        options.visit == "list",
+        by_list=options.visit == "list",
     )
     local, moments = bare.place(sample.points, sample.own, sample.norms)
     cells = sample.own * bare.per_component + local
-    sizes = np.bincount(cells, minlength=nlist * bare.per_component)
+    count = min(_MOST_DIRECTIONS, d // 4) if options.sketch is None else options.sketch
+    directions = _directions(bare, sample.points, moments, cells, min(count, d))
+    shape = replace(bare, directions=directions, units=_units(sample, moments, directions))
+    if not shape.by_list:
+        shape = _anchored(shape, sample)
+    local, moments = shape.place(sample.points, sample.own, sample.norms)
+    cells = sample.own * shape.per_component + local
+    sizes = np.bincount(cells, minlength=nlist * shape.per_component)
     merged = sizes.reshape(nlist, -1)[:, : links.count] < options.min_size
-    directions = options.sketch
-    if directions is None:
-        directions = min(_MOST_DIRECTIONS, d // 4)
-    directions = _directions(bare, sample.points, moments, cells, min(directions, d))
-    left = _left(bare, moments, cells)
+    left = _left(shape, moments, cells)
     return [
         replace(
-            bare,
+            shape,
             merged=merged & (options.min_size > 1),
             edges_of_bins=_edges_of_bins(sample.own, left, nlist, number),
-            directions=directions,
-            units=_units(sample, moments, directions),
         )
         for number in bins
     ]
+
+
+def _anchored(shape: Shape, sample: Sample) -> Shape:
+    """The same cells with anchors."""
+    nlist = len(shape.links.means)
+    limit = min(_MOST_ANCHOR_ROWS, _ROWS_PER_ANCHOR * nlist * shape.links.count)
+    for _ in range(_ANCHOR_STEPS):
+        moments = Moments.none(shape.units)
+        for points, own, norms in sample.blocks(limit):
+            local, rows = shape.place(points, own, norms)
+            cells = own * shape.per_component + local
+            moments = moments.joined([Moments.of(cells, rows, shape.units)])
+        shape = shape.anchored(moments)
+    return shape
 
 
 def _default_links(nlist: int) -> int:

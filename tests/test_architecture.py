@@ -61,6 +61,7 @@ CHAIN = (
     "_cell_options",
     "_cell_assign",
     "_cell_ranking",
+    "_cell_anchors",
     "_cell_table",
     "_cell_store",
     "_cell_scan",

@@ -1,5 +1,7 @@
 """The parts of layout "cells" against plain numpy in float64."""
 
+from dataclasses import replace
+
 import faiss
 import numpy as np
 import pytest
@@ -45,13 +47,12 @@ def test_prefix_takes_the_best_items_up_to_the_target(spread):
     assert prefix(scores[:0], sizes[:0], 5, np.empty(1, np.int32)) == (0, 0)
 
 
-@pytest.mark.parametrize("bins", [1, 3])
-def test_vectors_go_to_the_edge_that_takes_most_off_their_residual(blobs, ranker, bins):
+def test_without_anchors_vectors_go_to_the_edge_that_takes_most_off_their_residual(blobs, ranker):
     x = blobs(1500, 12)
     coarse = ranker(x, 10)
     sample = Sample(coarse, x)
-    shape = learned_shapes(coarse, sample, CellOptions(links=6), (bins,))[0]
-    local, moments = shape.place(sample.points, sample.own, sample.norms)
+    shape = replace(learned_shapes(coarse, sample, CellOptions(links=6), (1,))[0], anchors=None)
+    column, moments = shape.place(sample.points, sample.own, sample.norms)
     means = coarse.table.astype("f8")
     for r in range(0, 1500, 7):
         i = sample.own[r]
@@ -60,26 +61,37 @@ def test_vectors_go_to_the_edge_that_takes_most_off_their_residual(blobs, ranker
         edges = means[near] - means[i]
         along = np.clip(edges @ residual / (edges**2).sum(axis=1), 0, 1)
         left = ((residual - along[:, None] * edges) ** 2).sum(axis=1)
-        column = local[r] // bins
         if left.min() < residual @ residual:
-            assert left[column] == pytest.approx(left.min(), rel=1e-4)
+            assert left[column[r]] == pytest.approx(left.min(), rel=1e-4)
         else:
-            assert column == 6
+            assert column[r] == 6
         assert moments[r, 0] == pytest.approx(residual @ residual, rel=1e-4)
-    for i in range(10 if bins > 1 else 0):
-        counts = np.bincount(local[sample.own == i] % bins, minlength=bins)
+
+
+def test_bins_part_the_vectors_of_a_component_evenly(blobs, ranker):
+    x = blobs(1500, 12)
+    coarse = ranker(x, 10)
+    sample = Sample(coarse, x)
+    shape = learned_shapes(coarse, sample, CellOptions(links=6), (3,))[0]
+    local = shape.place(sample.points, sample.own, sample.norms)[0]
+    for i in range(10):
+        counts = np.bincount(local[sample.own == i] % 3, minlength=3)
         assert counts.max() - counts.min() <= 1 + 0.05 * counts.sum()
 
 
-def test_visited_by_list_cells_are_pairs_of_nearest_means(blobs, ranker):
+def test_visited_by_list_cells_are_pairs_of_least_soar_loss(blobs, ranker):
     x = blobs(1500, 12)
     coarse = ranker(x, 10)
     sample = Sample(coarse, x)
     shape = learned_shapes(coarse, sample, CellOptions(links=9, visit="list"), (1,))[0]
     local, _ = shape.place(sample.points, sample.own, sample.norms)
-    second = coarse.search(x, 2)[1][:, 1]
+    residuals = x[:, None].astype("f8") - coarse.table
+    first = residuals[np.arange(1500), sample.own]
+    along = np.einsum("nd,nkd->nk", first, residuals) ** 2
+    loss = (residuals**2).sum(axis=2) + along / np.maximum((first**2).sum(axis=1), 1e-30)[:, None]
+    loss[np.arange(1500), sample.own] = np.inf
     found = shape.links.neighbours[sample.own, local]
-    assert (found == second).mean() > 0.999
+    assert (found == loss.argmin(axis=1)).mean() > 0.99
 
 
 @pytest.mark.parametrize("metric", [faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT], ids=["l2", "ip"])
