@@ -123,10 +123,14 @@ def _ours(spec: MethodSpec, context: BuildContext, options: dict[str, Any]) -> S
     quantizer.attach(template)
     soft = IndexIVFGMM(template, quantizer, **options)
     start = time.perf_counter()
-    soft.train(context.train)  # the centres are trained already: the rest only
+    # The centres are trained already, the rest is not. Cells are many, and learn more from all the
+    # vectors that will lie in them than from rows that are enough for centres.
+    in_cells = options.get("layout") == "cells"
+    soft.train(context.base if in_cells else context.train)
     rest_seconds = time.perf_counter() - start
     settings = settings | options | {"rest_seconds": rest_seconds, "tau": soft.tau}
     settings |= {"rule": str(options["rule"])} if "rule" in options else {}
+    settings |= {"rows_of_cells": len(context.base)} if in_cells else {}
     return SoftSearcher(soft, seconds + rest_seconds, filled(soft, context.base), settings)
 
 

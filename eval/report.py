@@ -82,9 +82,9 @@ def _findings(points: Sequence[OperatingPoint], svg: str) -> str:
     tables += _best_table(points)
     notes = "\n".join(f"<p>{_text(sentence)}</p>" for sentence in explain(points))
     return f"""<p>{first.n:,} vectors of {first.d} dimensions, {first.queries:,} queries, metric
-{_text(first.metric)}. Every method uses the same vectors, K, training rows and seed, in one run;
-an inverted-file index of uncompressed vectors, whose lists are found by comparing the query with
-all K centres, where the method's options do not say otherwise.</p>
+{_text(first.metric)}. Every method uses the same vectors, K, seed and training rows of centres,
+in one run; an inverted-file index of uncompressed vectors, whose lists are found by comparing the
+query with all K centres, where the method's options do not say otherwise.</p>
 <figure>{_inline(svg)}
 <figcaption>Above: lower is better. Below: how many times fewer distance computations than k-means
 at the same recall; above 1 is better. Several seeds: mean, and range as a band.</figcaption>

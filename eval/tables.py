@@ -139,6 +139,8 @@ def _more(points: Sequence[OperatingPoint]) -> list[str]:
 
 def _training(points: Sequence[OperatingPoint]) -> str:
     text = f"same training rows, at most {points[0].key.iterations} iterations of EM"
+    if any("rows_of_cells" in point.settings for point in points):
+        text += "; cells learned from all vectors"
     baseline = [point.settings for point in points if point.key.method == BASELINE]
     if not baseline:
         return text

@@ -157,6 +157,7 @@ def test_kmeans_is_trained_once_for_all_that_use_it(context, monkeypatch):
 def test_cells_store_once_and_stop_between_lists(tiny, context, options):
     searcher = build(parse_method(f"kmeans-cells:{options}"), context)
     assert searcher.report.entries_per_vector == 1.0
+    assert searcher.report.settings["rows_of_cells"] == tiny.n
     probe = Probe(12, 16 * ("hnsw" in options))
     ids, _ = searcher.search(tiny.query, 5, probe)
     pairs = zip(ids, tiny.ground_truth[:, :5], strict=True)

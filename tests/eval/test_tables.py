@@ -1,5 +1,7 @@
 """The table: paired ratios, seeds, and recalls that are not reached."""
 
+from dataclasses import replace
+
 import pytest
 
 from gmm_ivf.eval.curves import curves
@@ -72,6 +74,13 @@ def test_text_is_aligned_and_explains_itself(point):
     assert "K = nlist = 10, N/K = 100, trained on" in lines[head - 1]
     assert "above 1 means fewer" in " ".join(lines)
     assert max(map(len, lines)) <= 132
+
+
+def test_what_cells_were_learned_from_is_said(point):
+    points = curve(point, (1000, 2000, 4000, 8000), method="kmeans-cells")
+    assert "cells learned" not in to_text(points)
+    points = [replace(each, settings={**each.settings, "rows_of_cells": 1000}) for each in points]
+    assert "cells learned from all vectors" in " ".join(to_text(points).split())
 
 
 def test_no_points_is_said():
