@@ -106,7 +106,9 @@ def checked_budget(
     if replication is not None:
         if not (isinstance(replication, numbers.Real) and replication >= 1):
             raise ValueError(f"replication must be a number of at least 1; got {replication!r}.")
-        if replication > max_lists:
+        # With fewer lists than max_lists no vector has so many; such an index was made, and copies
+        # and files of it have max_lists=nlist.
+        if replication > max_lists and max_lists < nlist:
             raise ValueError(
                 f"replication={replication} exceeds max_lists={max_lists}: no vector has more "
                 "lists than that. Raise max_lists or lower replication."

@@ -275,8 +275,12 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         # A layout may put its entries in order for its state, so that comes first.
         state = self.state()
         index = faiss.serialize_index(self.index)
-        prefixes = self._prefixes or prefix_names(self.index)
-        return _restored, (type(self), prefixes, index, self.quantizer, *state)
+        # What FAISS's own form of an index leaves out.
+        beside = {
+            "prefixes": self._prefixes or prefix_names(self.index),
+            "max_codes": self._ivf.max_codes,
+        }
+        return _restored, (type(self), beside, index, self.quantizer, *state)
 
     def __copy__(self) -> "IndexIVFGMM":
         """A copy that shares the quantizer, and nothing else."""
@@ -284,8 +288,8 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         return restore(*arguments)
 
     def __deepcopy__(self, memo: dict) -> "IndexIVFGMM":
-        restore, (kind, prefixes, index, q, *state) = self.__reduce__()
-        return restore(kind, prefixes, index, copy.deepcopy(q, memo), *state)
+        restore, (kind, beside, index, q, *state) = self.__reduce__()
+        return restore(kind, beside, index, copy.deepcopy(q, memo), *state)
 
     def __repr__(self) -> str:
         return (
@@ -297,7 +301,7 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
 
 def _restored(
     kind: type[IndexIVFGMM],
-    prefixes: tuple[str, ...] | None,
+    beside: dict[str, Any],
     index: np.ndarray,
     q: GMMQuantizer,
     settings: dict[str, Any],
@@ -305,5 +309,6 @@ def _restored(
 ) -> IndexIVFGMM:
     """Rebuild what `IndexIVFGMM.__reduce__` saved."""
     restored = kind.from_state(faiss.deserialize_index(index), q, settings, arrays)
-    restored._prefixes = prefixes
+    restored._prefixes = beside["prefixes"]
+    restored._ivf.max_codes = beside["max_codes"]
     return restored

@@ -31,12 +31,15 @@ def filled(request, blobs, soft):
     index.remove_ids(np.arange(0, 500, 3))
     index.add_with_ids(x[:3], [10**12, 7 * 10**11, 9])
     index.nprobe = 3
+    if "fast_scan" not in options:
+        index.index.max_codes = 150
     return index, x[:40]
 
 
 def by_json(index):
     settings, arrays = index.state()
     wrapped = faiss.deserialize_index(faiss.serialize_index(index.index))
+    wrapped.max_codes = index.index.max_codes  # which FAISS leaves out
     q = copy.copy(index.quantizer)
     return IndexIVFGMM.from_state(wrapped, q, json.loads(json.dumps(settings)), arrays)
 
@@ -74,6 +77,15 @@ def test_untrained_and_empty(blobs, trained, codec):
     other.train(x)
     other.add(x)
     assert (other.ntotal, index.is_trained, index.ntotal) == (300, False, 0)
+
+
+def test_replication_of_more_lists_than_there_are(blobs, soft):
+    x = blobs(100, 8)
+    with pytest.warns(UserWarning, match="replication=1.5 was asked for and 1.00"):
+        index = soft(x, 1, replication=1.5)
+    index.add(x)
+    for other in (copy.copy(index), by_json(index)):
+        np.testing.assert_array_equal(other.search(x[:5], 3)[1], index.search(x[:5], 3)[1])
 
 
 def test_a_copy_outlives_the_original(in_subprocess):
