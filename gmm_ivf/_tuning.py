@@ -8,7 +8,7 @@ import numpy as np
 
 from gmm_ivf._faiss import faiss
 from gmm_ivf._searching import Searching
-from gmm_ivf._vectors import check_count
+from gmm_ivf._vectors import check_count, check_rows
 from gmm_ivf.cells import CellLayout
 
 # Lists whose cells are ranked, and sizes of shortlists, that are tried.
@@ -41,7 +41,8 @@ class Tuning(Searching):
         Raises
         ------
         ValueError
-            For a bad argument, or more neighbours wanted than vectors stored.
+            For a bad argument, more neighbours wanted than vectors stored, or naming a query that
+            holds NaN or infinity. Options are as before then, and after an interruption.
         """
         self._ready()
         queries, k = self._matrix(queries), check_count(k, "k")
@@ -52,6 +53,7 @@ class Tuning(Searching):
                 f"queries must have at least one row, and k={k} must not exceed the "
                 f"{self.ntotal} vectors stored; got {queries.shape[0]} rows."
             )
+        check_rows(queries, "queries")
         run = _Run(self, queries, k, float(recall))
         found = run.cells() if isinstance(self._layout, CellLayout) else run.lists()
         self._ivf.nprobe, self._ivf.max_codes = found["nprobe"], found.get("max_codes", 0)
@@ -92,13 +94,17 @@ class _Run:
     def cells(self) -> dict[str, Any]:
         """Fewest vectors that reach the recall, under the options that make them cheapest."""
         layout: Any = self._index._layout
-        best: dict[str, Any] = {}
-        for ranked in _LISTS_RANKED:
-            for shortlist in _SHORTLISTS:
-                layout.set_cell_options(lists_ranked=ranked, shortlist=shortlist)
-                found = self._fewest_vectors()
-                if not best or found["distance_computations"] < best["distance_computations"]:
-                    best = {**found, "lists_ranked": ranked, "shortlist": shortlist}
+        before, best = layout.cell_options, {}
+        try:
+            for ranked in _LISTS_RANKED:
+                for shortlist in _SHORTLISTS:
+                    layout.set_cell_options(lists_ranked=ranked, shortlist=shortlist)
+                    found = self._fewest_vectors()
+                    if not best or found["distance_computations"] < best["distance_computations"]:
+                        best = {**found, "lists_ranked": ranked, "shortlist": shortlist}
+        except BaseException:
+            layout.cell_options = before
+            raise
         layout.set_cell_options(lists_ranked=best["lists_ranked"], shortlist=best["shortlist"])
         return best
 
