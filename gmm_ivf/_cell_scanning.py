@@ -8,6 +8,7 @@ import numpy as np
 from gmm_ivf._cell_copy import CellCopy
 from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._cell_search import (
+    Ranking,
     chosen_by_query,
     make_plan,
     over_threads,
@@ -18,7 +19,6 @@ from gmm_ivf._cell_search import (
     searchable,
 )
 from gmm_ivf._cell_table import Occupied, Shape
-from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._decoding import list_ids, template_bytes
 from gmm_ivf._faiss import faiss, worst_distance
 from gmm_ivf._layout import ProbeOptions, Results
@@ -90,29 +90,23 @@ class FlatScan(Scan):
             keep = selected(options.selector, ids)
         return Places(self._codes, self._ids, self._sizes, self._first, keep)
 
-    def search(
-        self,
-        rows: np.ndarray,
-        k: int,
-        options: ProbeOptions,
-        cells: CellOptions,
-        ranker: CoarseRanker,
-        shape: Shape,
-        ranked: Any,
-    ) -> Results:
+    def search(self, rows: np.ndarray, k: int, options: ProbeOptions, ranking: Ranking) -> Results:
         """The best k entries of the cells chosen for each row."""
         from gmm_ivf._cell_scan import search_some
 
-        plan, places, means = self.plan(options, cells), self._places(options), ranker.table
+        plan, places = self.plan(options, ranking.options), self._places(options)
+        means, cells = ranking.ranker.table, ranking.cells
         found = self.nothing(len(rows), k, 0)
         for where in query_blocks(len(rows), len(means)):
-            queries, found.coarse[where] = prepared(ranker, shape, plan, rows[where])
+            queries, found.coarse[where] = prepared(
+                ranking.ranker, ranking.shape, plan, rows[where]
+            )
             counts = np.zeros((len(queries.rows), 4), np.int64)
             best = np.full((len(queries.rows), k), np.finfo(np.float32).max, np.float32)
             labels = found.labels[where]
 
             def work(numbers: np.ndarray, q=queries, b=best, ids=labels, c=counts) -> None:
-                search_some(numbers, q, means, ranked, places, plan, b, ids, c)
+                search_some(numbers, q, means, cells, places, plan, b, ids, c)
 
             over_threads(work, query_order(queries))
             found.distances[where] = -best if plan.is_product else best
@@ -121,29 +115,25 @@ class FlatScan(Scan):
         return found
 
     def within(
-        self,
-        rows: np.ndarray,
-        radius: float,
-        options: ProbeOptions,
-        cells: CellOptions,
-        ranker: CoarseRanker,
-        shape: Shape,
-        ranked: Any,
+        self, rows: np.ndarray, radius: float, options: ProbeOptions, ranking: Ranking
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SearchCost]:
         """The entries within a radius, of the cells chosen for each row."""
         from gmm_ivf._cell_scan import within_some
 
-        plan, places, means = self.plan(options, cells), self._places(options), ranker.table
+        plan, places = self.plan(options, ranking.options), self._places(options)
+        means, cells = ranking.ranker.table, ranking.cells
         limit = np.float32(-radius if plan.is_product else radius)
         sizes, costs = np.zeros(len(rows), np.int64), self.nothing(len(rows), 0, 0)
         parts = []
         for where in query_blocks(len(rows), len(means)):
-            queries, costs.coarse[where] = prepared(ranker, shape, plan, rows[where])
+            queries, costs.coarse[where] = prepared(
+                ranking.ranker, ranking.shape, plan, rows[where]
+            )
             counts = np.zeros((len(queries.rows), 4), np.int64)
             number = sizes[where]
 
             def work(numbers: np.ndarray, q=queries, n=number, c=counts) -> Any:
-                return within_some(numbers, q, means, ranked, places, plan, limit, n, c)
+                return within_some(numbers, q, means, cells, places, plan, limit, n, c)
 
             # Without the order by list: results come query after query.
             parts += over_threads(work, searchable(queries))
@@ -179,25 +169,19 @@ class ListScan(Scan):
         super().prepare(occupied, sizes)
         self._occupied, self._copy = occupied, None
 
-    def _probes(
-        self,
-        rows: np.ndarray,
-        plan: Any,
-        ranker: CoarseRanker,
-        shape: Shape,
-        ranked: Any,
-    ) -> tuple[Probes, np.ndarray]:
+    def _probes(self, rows: np.ndarray, plan: Any, ranking: Ranking) -> tuple[Probes, np.ndarray]:
         """Cells to scan as lists of the copy, and the cost of ranking."""
-        queries, coarse = prepared(ranker, shape, plan, rows)
+        means = ranking.ranker.table
+        queries, coarse = prepared(ranking.ranker, ranking.shape, plan, rows)
         counts = np.zeros((len(rows), 4), np.int64)
-        chosen = chosen_by_query(queries, ranker.table, ranked, plan, counts)
+        chosen = chosen_by_query(queries, means, ranking.cells, plan, counts)
         width = max(1, max(map(len, chosen), default=1))
         lists = np.full((len(rows), width), -1, np.int64)
         own = np.zeros((len(rows), width), np.int64)
         for q, some in enumerate(chosen):
             lists[q, : len(some)] = some
-            own[q, : len(some)] = ranked.own[some]
-        distances = np.take_along_axis(known_distances(queries, len(ranker.table)), own, axis=1)
+            own[q, : len(some)] = ranking.cells.own[some]
+        distances = np.take_along_axis(known_distances(queries, len(means)), own, axis=1)
         if plan.is_product:
             lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
             distances = -distances * lengths[:, None]
@@ -225,21 +209,12 @@ class ListScan(Scan):
         """`_options` of `search`, where k and the number of cells may be limited."""
         return self._options(options, width)
 
-    def search(
-        self,
-        rows: np.ndarray,
-        k: int,
-        options: ProbeOptions,
-        cells: CellOptions,
-        ranker: CoarseRanker,
-        shape: Shape,
-        ranked: Any,
-    ) -> Results:
+    def search(self, rows: np.ndarray, k: int, options: ProbeOptions, ranking: Ranking) -> Results:
         """See `FlatScan.search`."""
-        copy, plan = self._ready(shape), self.plan(options, cells)
+        copy, plan = self._ready(ranking.shape), self.plan(options, ranking.options)
         found = self.nothing(len(rows), k, 0)
-        for where in query_blocks(len(rows), len(ranker.table)):
-            probes, found.ranking[where] = self._probes(rows[where], plan, ranker, shape, ranked)
+        for where in query_blocks(len(rows), len(ranking.ranker.table)):
+            probes, found.ranking[where] = self._probes(rows[where], plan, ranking)
             narrow = self._of_search(options, k, probes.lists.shape[1])
             part = nearest_entries(copy.ivf, rows[where], k, probes, narrow)
             found.distances[where], found.labels[where] = part
@@ -248,21 +223,14 @@ class ListScan(Scan):
         return found
 
     def within(
-        self,
-        rows: np.ndarray,
-        radius: float,
-        options: ProbeOptions,
-        cells: CellOptions,
-        ranker: CoarseRanker,
-        shape: Shape,
-        ranked: Any,
+        self, rows: np.ndarray, radius: float, options: ProbeOptions, ranking: Ranking
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, SearchCost]:
         """See `FlatScan.within`."""
-        copy, plan = self._ready(shape), self.plan(options, cells)
+        copy, plan = self._ready(ranking.shape), self.plan(options, ranking.options)
         costs = self.nothing(len(rows), 0, 0)
         sizes, parts = [np.zeros(1, np.int64)], []
-        for where in query_blocks(len(rows), len(ranker.table)):
-            probes, costs.ranking[where] = self._probes(rows[where], plan, ranker, shape, ranked)
+        for where in query_blocks(len(rows), len(ranking.ranker.table)):
+            probes, costs.ranking[where] = self._probes(rows[where], plan, ranking)
             width = self._options(options, probes.lists.shape[1])
             lims, *part = entries_within(copy.ivf, rows[where], radius, probes, width)
             sizes.append(np.diff(lims))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,24 @@ _RANKED_PER_PROBE = 12
 _QUERIES_PER_TASK = 16
 # Multiply-adds of the two scores of a cell, sketch apart.
 _ROUGH, _FINE = 3, 1
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a search ranks cells by.
+
+    Attributes
+    ----------
+    ranker : CoarseRanker
+    shape : Shape
+    cells : gmm_ivf._cell_ranking.Ranked
+    options : CellOptions
+    """
+
+    ranker: CoarseRanker
+    shape: Shape
+    cells: Any
+    options: CellOptions
 
 
 def make_plan(options: CellOptions, nlist: int, budget: int, nprobe: int, is_product: bool) -> Any:

@@ -112,7 +112,7 @@ class GpuCells(OnGpu, CellLayout):
     def __init__(self, layout: CellLayout, resources: Any, device: int):
         if not layout.ntotal:
             raise ValueError('layout="cells" goes to a GPU with its vectors: add them first.')
-        _, shape, _ = layout._arranged()
+        shape = layout._arranged().shape
         self._copied_from(layout)
         occupied = layout._store.occupied(shape.per_component)
         copy = _CompactCopy(layout.ivf, occupied, shape.per_component)

@@ -8,6 +8,7 @@ import numpy as np
 
 from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._cell_scanning import FlatScan, ListScan
+from gmm_ivf._cell_search import Ranking
 from gmm_ivf._cell_state import moment_arrays, shape_arrays, shape_of_arrays
 from gmm_ivf._cell_store import CellStore
 from gmm_ivf._cell_table import Moments, Shape, ranked_cells
@@ -151,12 +152,12 @@ class CellLayout(StoredLayout):
         """See `Layout`; the means of cells keep what blocks before the interruption added."""
         self._store.undo(ids, next_id)
 
-    def _arranged(self) -> tuple[CoarseRanker, Shape, Any]:
+    def _arranged(self) -> Ranking:
         """What a search needs, up to date."""
         with self._lock:
             return self._arranged_alone()
 
-    def _arranged_alone(self) -> tuple[CoarseRanker, Shape, Any]:
+    def _arranged_alone(self) -> Ranking:
         ranker, shape = self._trained()
         if self._version != self._store.version or self._ranked is None:
             self._store.arrange()
@@ -166,14 +167,13 @@ class CellLayout(StoredLayout):
             self._ranked = ranked_cells(shape, moments, occupied, self._weight, ranker.is_product)
             self._scan.prepare(occupied, self._store.sizes)
             self._version = self._store.version
-        return ranker, shape, self._ranked
+        return Ranking(ranker, shape, self._ranked, self.cell_options)
 
     def search(self, rows: np.ndarray, k: int, options: ProbeOptions) -> Results:
         """See `Layout`."""
         if not self.ntotal:
             return self._scan.nothing(len(rows), k, self.ivf.nlist)
-        ranker, shape, ranked = self._arranged()
-        return self._scan.search(rows, k, options, self.cell_options, ranker, shape, ranked)
+        return self._scan.search(rows, k, options, self._arranged())
 
     def range_search(
         self, rows: np.ndarray, radius: float, options: ProbeOptions
@@ -184,8 +184,7 @@ class CellLayout(StoredLayout):
             cost = SearchCost(found.scanned, found.coarse, found.ranking)
             lims = np.zeros(len(rows) + 1, np.int64)
             return lims, np.empty(0, np.float32), np.empty(0, np.int64), cost
-        ranker, shape, ranked = self._arranged()
-        return self._scan.within(rows, radius, options, self.cell_options, ranker, shape, ranked)
+        return self._scan.within(rows, radius, options, self._arranged())
 
     def search_lists(
         self, rows: np.ndarray, k: int, lists: np.ndarray, distances: Any, options: ProbeOptions
@@ -258,15 +257,15 @@ class CellLayout(StoredLayout):
         table += self._ranker.nbytes if self._ranker else 0
         cells = 0
         if self._shape is not None and self.ntotal:
-            _, shape, ranked = self._arranged()
+            ranking = self._arranged()
             assert self._moments is not None
             table += (
-                shape.nbytes
+                ranking.shape.nbytes
                 + self._moments.nbytes
-                + sum(np.asarray(part).nbytes for part in ranked)
+                + sum(np.asarray(part).nbytes for part in ranking.cells)
             )
             table += self._scan.nbytes
-            cells = len(ranked.own)
+            cells = len(ranking.cells.own)
         found = self._store.stats(table)
         found["cells"] = cells
         found["vectors_per_cell"] = self.ntotal / cells if cells else np.nan

@@ -83,7 +83,7 @@ def test_visited_by_list_a_cell_is_found_from_either_component(blobs, celled):
     layout = index._layout
     _, labels = index.search(queries, 4000, params(2))
     nearest = layout._ranker.search(queries, 16)
-    ranked = layout._arranged()[2]
+    ranked = layout._arranged().cells
     cells = np.repeat(np.arange(len(ranked.own)), ranked.size)
     order = np.concatenate([list_ids(index.index, i) for i in range(16)])
     for q in range(60):
