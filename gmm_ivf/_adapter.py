@@ -10,7 +10,7 @@ from gmm_ivf._layout import Layout
 from gmm_ivf._originals import Originals
 from gmm_ivf._probing import Probing
 from gmm_ivf._results import SearchCost
-from gmm_ivf._vectors import as_matrix, check_count
+from gmm_ivf._vectors import as_matrix, check_count, check_rows
 from gmm_ivf.quantizer import GMMQuantizer
 
 
@@ -89,6 +89,14 @@ class Adapter:
     def _inner(self, rows: np.ndarray) -> np.ndarray:
         """Rows in the space of the lists."""
         return rows if self._chain is None else self._chain.apply(rows)
+
+    def _inner_checked(self, rows: np.ndarray, first: int = 0) -> np.ndarray:
+        """The same of finite rows, after a check that the transforms left them so."""
+        if self._chain is None:
+            return rows
+        inner = self._chain.apply(rows)
+        check_rows(inner, "x behind the transforms", first=first)
+        return inner
 
     def _forget_removed(self) -> None:
         """Let what lies beside the layout follow it after a change."""

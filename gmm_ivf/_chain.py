@@ -39,6 +39,10 @@ class Chain:
             bare.prepend_transform(step)
         return faiss.serialize_index(bare)
 
+    def untrained(self) -> list:
+        """The transforms that are not trained yet."""
+        return [step for step in self._steps() if not step.is_trained]
+
     def train(self, rows: np.ndarray) -> np.ndarray:
         """Train those transforms that are not yet, in order; return the rows transformed."""
         for step in self._steps():

@@ -86,7 +86,9 @@ class Mutating(Adapter):
             for where in spans(*x.shape):
                 stop = where.stop
                 chosen = None if lists is None else lists[where]
-                self._add_block(block(x, "x", where), ids[where], chosen)
+                rows = block(x, "x", where)
+                inner = self._inner_checked(rows, where.start)
+                self._add_block(rows, inner, ids[where], chosen)
         except BaseException:
             self._undo(ids[:stop], next_id)
             raise
@@ -97,8 +99,10 @@ class Mutating(Adapter):
             self._layout.undo(ids, next_id)
             self._forget_removed()
 
-    def _add_block(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
-        self._layout.add(self._inner(rows), ids, lists)
+    def _add_block(
+        self, rows: np.ndarray, inner: np.ndarray, ids: np.ndarray, lists: np.ndarray | None
+    ) -> None:
+        self._layout.add(inner, ids, lists)
         if self._originals is not None:
             stored = self._layout.contains(ids)
             self._originals.add(rows[stored], ids[stored])
@@ -151,8 +155,9 @@ class Mutating(Adapter):
         try:
             for where in spans(*x.shape):
                 rows = block(x, "x", where)
+                inner = self._inner_checked(rows, where.start)
                 with uninterrupted():
-                    self._replace(keys[where], rows)
+                    self._replace(keys[where], rows, inner)
                     done = where.stop
         except BaseException as error:
             lost = int((~layout.contains(keys)).sum())
@@ -163,11 +168,11 @@ class Mutating(Adapter):
             raise
         self.index.ntotal = self._ivf.ntotal
 
-    def _replace(self, keys: np.ndarray, rows: np.ndarray) -> None:
+    def _replace(self, keys: np.ndarray, rows: np.ndarray, inner: np.ndarray) -> None:
         next_id = self._layout.next_id
         self.remove_ids(keys)
         try:
-            self._add_block(rows, keys, None)
+            self._add_block(rows, inner, keys, None)
         except BaseException:
             self._undo(keys, next_id)
             raise

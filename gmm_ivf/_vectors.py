@@ -50,7 +50,7 @@ def spans(n: int, d: int) -> Iterator[slice]:
         yield slice(start, min(start + size, n))
 
 
-def check_rows(x: Any, name: str, unit: bool = False) -> None:
+def check_rows(x: Any, name: str, unit: bool = False, first: int = 0) -> None:
     """Refuse rows that FAISS would drop without a word, or answer with garbage.
 
     Parameters
@@ -60,6 +60,8 @@ def check_rows(x: Any, name: str, unit: bool = False) -> None:
         Argument name for the message.
     unit : bool
         Whether rows will be L2-normalised, so that a zero row has no direction.
+    first : int
+        Number of the first row for the message.
 
     Raises
     ------
@@ -74,7 +76,8 @@ def check_rows(x: Any, name: str, unit: bool = False) -> None:
         if unit:
             bad |= ~rows.any(axis=1)
         if bad.any():
-            _refuse_row(rows[bad.argmax()], where.start + int(bad.argmax()), name)
+            row = int(bad.argmax())
+            _refuse_row(rows[row], first + where.start + row, name)
 
 
 def _refuse_row(row: np.ndarray, number: int, name: str) -> None:

@@ -173,16 +173,35 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
             As `GMMQuantizer.train`.
         RuntimeError
             When the index holds vectors: reset it first.
+
+        Notes
+        -----
+        A training that fails or is interrupted leaves quantizer and transforms untrained that were
+        so before.
         """
         if self._layout.entries:
             raise RuntimeError(f"the index holds {self.ntotal} vectors: call reset() first.")
         x = self._matrix(x)
         if x.shape[0] < 1:
             raise ValueError("x must have at least one row to train on; got 0.")
+        steps = [] if self._chain is None else self._chain.untrained()
+        had_means = self.quantizer.is_trained
+        try:
+            self._train(x)
+        except BaseException:
+            # The next call, with other rows, must not go on from what these rows gave.
+            for step in steps:
+                step.is_trained = False
+            if not had_means:
+                self.quantizer.reset()
+            raise
+
+    def _train(self, x: Any) -> None:
         if self.quantizer.is_trained or self._chain is not None:
             check_rows(x, "x")
         if self._chain is not None:
             x = self._chain.train(block(x, "x"))
+            check_rows(x, "x behind the transforms")
         if not self.quantizer.is_trained:
             self.quantizer.train(x)
         self._check_quantizer()

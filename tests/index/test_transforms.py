@@ -103,6 +103,47 @@ def test_bad_rows_are_named_before_the_transform(blobs, behind):
         IndexIVFGMM(fresh, q).train(x)
 
 
+def test_rows_that_a_transform_makes_too_long_are_named(blobs, behind):
+    x = blobs(900, 12)
+    x[:, 0] *= 1e-15
+    index = behind("PCAW12,IVF6,Flat", x, refine="flat")
+    index.add(x)
+    rows = x[:10].copy()
+    rows[3, 0] = 1e10
+    message = "x behind the transforms: row 3 is so long that its squared distances overflow"
+    for change in (index.add, lambda rows: index.update_vectors(np.arange(10), rows)):
+        with pytest.raises(ValueError, match=message):
+            change(rows)
+        np.testing.assert_array_equal(index.reconstruct_n(), x)
+
+
+@pytest.mark.filterwarnings("ignore:training 6 lists on 12 rows:UserWarning")
+def test_failed_training_leaves_nothing_for_the_next(blobs):
+    x = blobs(900, 12)
+    flat = x.copy()
+    flat[:, 0] = 1  # whitening divides by its deviation
+    cases = {
+        "PCAW12,IVF6,Flat": (flat, "x behind the transforms: row 0 holds NaN"),
+        "PCA4,IVF6,Flat": (x[:5], "n=5"),
+        "PCA8,IVF6,PQ4x4": (x[:12], "training points"),
+    }
+    for spec, (rows, message) in cases.items():
+        results = []
+        for failing in (False, True):
+            index = faiss.index_factory(12, spec)
+            q = GMMQuantizer(faiss.extract_index_ivf(index).d, 6, random_state=0, tol=1e-2)
+            q.attach(index)
+            soft = IndexIVFGMM(index, q)
+            if failing:
+                with pytest.raises((ValueError, RuntimeError), match=message):
+                    soft.train(rows)
+                assert not (q.is_trained or soft.is_trained)
+            soft.train(x)
+            soft.add(x)
+            results.append(soft.search(x[:20], 5)[0])
+        np.testing.assert_array_equal(*results)
+
+
 def test_quantizer_is_found_behind_the_transform(blobs):
     x = blobs(300, 12)
     q = GMMQuantizer(8, 3, random_state=0)
