@@ -241,7 +241,11 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         ------
         ValueError
             When a rule of the user's own is among the options.
+        RuntimeError
+            When the wrapped index or the quantizer was changed directly.
         """
+        if self._layout.is_trained:
+            self._layout.check_unchanged()
         inner, arrays = self._layout.state()
         if self._originals is not None:
             arrays = {**arrays, **self._originals.state()}

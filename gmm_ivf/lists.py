@@ -94,6 +94,8 @@ class ListsLayout(StoredLayout):
         # Without a budget only the nearest mean counts, or the rule: no posterior exceeds 1.
         self._log_tau = None if self._replication else float(np.log(tau)) if tau else 0.0
         self._assigner: Assigner | None = None
+        # State of the quantizer that lists and thresholds are for, once there are such.
+        self._generation: int | None = None
         self._store = CopyStore(ivf)
         spread_over_threads(ivf)
 
@@ -147,6 +149,7 @@ class ListsLayout(StoredLayout):
     def _ready(self) -> Assigner:
         if self._assigner is None:
             self._assigner = Assigner(self._quantizer, self.max_lists, self._rule)
+            self._generation = self._assigner.generation
         return self._assigner
 
     def add(self, rows: np.ndarray, ids: np.ndarray, lists: np.ndarray | None) -> None:
@@ -270,7 +273,7 @@ class ListsLayout(StoredLayout):
     def check_unchanged(self) -> None:
         """See `Layout`."""
         self._store.check_unchanged()
-        if self._assigner and self._assigner.generation != self._quantizer.generation:
+        if self._generation not in (None, self._quantizer.generation):
             raise RuntimeError(
                 "the quantizer was trained again: reset() this index, train it and add the vectors."
             )
@@ -299,5 +302,7 @@ class ListsLayout(StoredLayout):
         self._outdate()
         self._store.restore(settings, arrays)
         self._log_tau = log_tau
+        if self._quantizer.is_trained:
+            self._generation = self._quantizer.generation
         if self._is_adaptive and "stops" in arrays:
             self._adaptive = AdaptiveProbing.restored(arrays["stops"], self.ivf.nlist)

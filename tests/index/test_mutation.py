@@ -300,6 +300,25 @@ def test_retrained_quantizer_is_noticed(blobs, soft):
     assert index.search(x[:1], 1)[1] == 0
 
 
+@pytest.mark.parametrize("layout", ["lists", "cells"])
+def test_a_copy_notices_a_retrained_quantizer(blobs, soft, layout):
+    x = blobs(300, 4)
+    index = soft(x, 4, layout=layout)
+    index.add(x)
+    other, q = copy.copy(index), index.quantizer
+    q.reset()
+    with pytest.raises(RuntimeError, match="trained again: reset"):
+        copy.copy(index)
+    q.train(x[::-1])
+    for call in (lambda: other.search(x, 1), lambda: other.add(x), lambda: copy.copy(other)):
+        with pytest.raises(RuntimeError, match="trained again: reset"):
+            call()
+    other.reset()
+    other.train(x)
+    other.add(x)
+    assert other.search(x[:1], 1)[1] == 0
+
+
 def test_replaced_quantizer_is_noticed(blobs, soft, trained):
     x = blobs(300, 4)
     index = soft(x, 4)
