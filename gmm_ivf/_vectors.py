@@ -20,8 +20,9 @@ def check_count(value: Any, name: str) -> int:
 
 
 def as_matrix(x: Any, d: int, name: str) -> Any:
-    """Return x, a list made an array, after a check that it is a matrix with d columns."""
-    if not hasattr(x, "shape"):
+    """Return x, a list or a data frame made an array, after a check that it has d columns."""
+    # Rows of a data frame are not what its [] gives.
+    if not hasattr(x, "shape") or hasattr(x, "to_numpy"):
         x = np.asarray(x)
     shape = tuple(x.shape)
     if len(shape) != 2 or shape[1] != d:

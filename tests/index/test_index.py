@@ -2,6 +2,7 @@
 
 import faiss
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -290,6 +291,7 @@ def test_layouts_and_dtypes(blobs, soft, tmp_path):
         x.tolist(),
         torch.from_numpy(x),
         torch.from_numpy(x).bfloat16(),
+        pd.DataFrame(x, columns=list("abcdef")),
     ]
     index = soft(x, 5)
     index.add(x)
@@ -297,6 +299,7 @@ def test_layouts_and_dtypes(blobs, soft, tmp_path):
     want = index.search(x, 6)
     for guise in guises:
         index.reset()
+        index.train(guise)
         index.add(guise)
         got = index.search(guise, 6)
         np.testing.assert_array_equal(got[1], want[1])
