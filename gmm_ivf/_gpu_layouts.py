@@ -62,7 +62,9 @@ class GpuLists(OnGpu, ListsLayout):
 
     def __init__(self, layout: ListsLayout, resources: Any, device: int):
         if layout._adaptive is not None:
-            raise NotImplementedError("adaptive=True is not available on a GPU: make the index without it.")
+            raise NotImplementedError(
+                "adaptive=True is not available on a GPU: make the index without it."
+            )
         self._copied_from(layout)
         self._ranker = layout._ready().ranker
         self.ivf = self.gpu_index = on_gpu(layout.ivf, resources, device)
