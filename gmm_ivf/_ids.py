@@ -98,12 +98,10 @@ class IdSet:
             found |= (place >= 0) & (ids < ends[place])
         return found
 
-    def to_array(self) -> np.ndarray:
-        """The ids in order, (len,) int64."""
-        starts, ends = self.intervals
-        sizes = ends - starts
-        before = np.cumsum(sizes) - sizes
-        return np.arange(len(self)) + np.repeat(starts - before, sizes)
+    def joined(self, other: "IdSet") -> "IdSet":
+        """The ids of both sets, which share none."""
+        pairs = zip(self.intervals, other.intervals, strict=True)
+        return IdSet.of_intervals(*(np.sort(np.concatenate(pair)) for pair in pairs))
 
     def first_shared(self, other: "IdSet") -> int | None:
         """The smallest id that both sets hold, or None."""

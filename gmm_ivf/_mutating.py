@@ -122,9 +122,11 @@ class Mutating(Adapter):
         """
         self._layout.check_unchanged()
         with uninterrupted():
-            gone = self._layout.remove(sel)
-            self._forget_removed()
-        return gone
+            try:
+                return self._layout.remove(sel)
+            finally:
+                # Also what is gone when memory ran out half-way.
+                self._forget_removed()
 
     def update_vectors(self, keys: Any, x: Any) -> None:
         """Give stored ids other vectors.
@@ -204,11 +206,14 @@ class Mutating(Adapter):
             raise ValueError("other must apply the same transforms before its lists.")
         layout.check_mergeable(theirs)
         with uninterrupted():
-            layout.merge(theirs)
-            if self._originals is not None and other._originals is not None:
-                self._originals.add(*other._originals.all())
-            for changed in (self, other):
-                changed._forget_removed()
+            try:
+                # First what takes memory; those without an entry are forgotten again.
+                if self._originals is not None and other._originals is not None:
+                    self._originals.add(*other._originals.all())
+                layout.merge(theirs)
+            finally:
+                for changed in (self, other):
+                    changed._forget_removed()
 
     def reset(self) -> None:
         """Remove all vectors; what was trained stays, and ids start at 0 again."""

@@ -178,11 +178,12 @@ class CopyStore:
 
     def merge(self, other: "CopyStore") -> None:
         """Take over all entries of another store, which is empty then; see `check_mergeable`."""
-        ids = other._ids.to_array()
+        # Memory is asked for first: once the entries have moved there is no way back.
+        ids = self._ids.joined(other._ids)
         with uninterrupted():
             self._places = None
             self._ivf.merge_from(other._ivf, 0)
-            self._ids.add(ids)
+            self._ids = ids
             self.next_id = max(self.next_id, other.next_id)
             self.max_copies = max(self.max_copies, other.max_copies)
             self._recount()

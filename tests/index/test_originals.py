@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gmm_ivf import GMMQuantizer, IndexIVFGMM, _store, _vectors
+from gmm_ivf._ids import IdSet
 from gmm_ivf._originals import Originals
 
 METRICS = pytest.mark.parametrize(
@@ -104,6 +105,43 @@ def test_interrupted_add_leaves_no_originals(blobs, soft, monkeypatch, moment):
     assert len(index._originals) == index.ntotal == 100
     index.add(x[100:])
     assert (index.search(x[500:], 1)[1] >= 0).all()
+
+
+def failing(*arguments):
+    raise MemoryError
+
+
+def test_a_removal_short_of_memory_leaves_no_originals(blobs, soft, monkeypatch):
+    x = blobs(300, 16)
+    index = soft(x, 5, "PQ", refine="flat")
+    index.add(x)
+    monkeypatch.setattr(IdSet, "discard", failing)  # by then FAISS has removed the entries
+    with pytest.raises(MemoryError):
+        index.remove_ids(np.arange(100))
+    monkeypatch.undo()
+    assert len(index._originals) == index.ntotal == 200
+    index.add_with_ids(x[200:], np.arange(100))
+    np.testing.assert_array_equal(index.reconstruct_batch(np.arange(100)), x[200:])
+
+
+@pytest.mark.parametrize(
+    "moment", [(IdSet, "joined"), (Originals, "add")], ids=["ids", "originals"]
+)
+def test_a_merge_short_of_memory_moves_nothing(blobs, soft, monkeypatch, moment):
+    x = blobs(300, 16)
+    index = soft(x, 5, "PQ", refine="flat")
+    other = copy.copy(index)
+    index.add(x[:200])
+    other.add_with_ids(x[200:], np.arange(200, 300))
+    monkeypatch.setattr(*moment, failing)
+    with pytest.raises(MemoryError):
+        index.merge_from(other)
+    monkeypatch.undo()
+    for part, first, stop in ((index, 0, 200), (other, 200, 300)):
+        assert len(part._originals) == part.ntotal == stop - first
+        np.testing.assert_array_equal(part.reconstruct_n(first, stop - first), x[first:stop])
+    index.merge_from(other)
+    np.testing.assert_array_equal(index.reconstruct_n(), x)
 
 
 def test_range_search_and_padding(blobs, soft):
