@@ -50,15 +50,20 @@ def best_edges(points, own, means, links, gaps, by_list, order, column, fraction
                 product += residual[t] * (means[j, t] - means[i, t])
             if gap == 0 or (product <= 0 and not by_list):
                 continue
-            if by_list:
-                along = square - product  # <r, x - mu_j>
-                taken = 2 * product - gap - along * along / max(square, _TINY)
-            else:
-                along = min(product, gap)
-                taken = (2 * product - along) * along / gap
+            taken = _taken(product, gap, square, by_list)
             if taken > most:
                 most = taken
                 column[r], fraction[r] = edge, product / gap
+
+
+@_compiled
+def _taken(product, gap, square, by_list):
+    """What an edge is worth to a residual r: `product` is <r, edge>, `square` |r|^2."""
+    if by_list:
+        along = square - product  # <r, x - mu_j>
+        return 2 * product - gap - along * along / max(square, _TINY)
+    along = min(product, gap)
+    return (2 * product - along) * along / gap
 
 
 @_compiled
