@@ -185,6 +185,7 @@ class Sections:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         check_readable(self.path, "index")
+        self._identity = self._seen()
         header, self._sections = self._checked_header()
         self.settings: dict = header["settings"]
 
@@ -233,6 +234,24 @@ class Sections:
         if outer:
             raise ValueError(f"{self.path} is damaged: it holds {sorted(outer)} besides an index.")
         return sections
+
+    def _seen(self) -> tuple[int, ...]:
+        """What tells the file from another one under its name."""
+        found = os.stat(self.path)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def check_in_place(self) -> None:
+        """Check that all arrays so far were read from one file.
+
+        It is opened by its name for each of them, and `write_sections` may have put another there.
+
+        Raises
+        ------
+        ValueError
+            When it did.
+        """
+        if self._seen() != self._identity:
+            raise ValueError(f"{self.path} was replaced while it was read: read it again.")
 
     def __contains__(self, name: str) -> bool:
         return name in self._sections

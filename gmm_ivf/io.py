@@ -115,7 +115,8 @@ def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = Tr
     FileNotFoundError
         When there is no such file.
     ValueError
-        When it is truncated, tampered with, of another kind, or of a newer version.
+        When it is truncated, tampered with, of another kind, or of a newer version; or when it was
+        replaced meanwhile.
 
     Notes
     -----
@@ -123,12 +124,17 @@ def read_index(path: str | os.PathLike, *, mmap: bool = False, verify: bool = Tr
     right ones, and FAISS's reader does not stand everything.
     """
     file = Sections(path)
-    if verify:
-        file.verify("lists")
     try:
-        return _read(file, mmap, verify)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        if verify:
+            file.verify("lists")
+        index = _read(file, mmap, verify)
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        file.check_in_place()
+        if isinstance(error, ValueError):
+            raise
         raise ValueError(f"{path} holds no index that this version can read: {error}") from error
+    file.check_in_place()
+    return index
 
 
 def _read(file: Sections, mmap: bool, verify: bool) -> IndexIVFGMM:

@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
-from gmm_ivf import GMMQuantizer, IndexIVFGMM, index_factory, read_index, write_index
+from gmm_ivf import GMMQuantizer, IndexIVFGMM, index_factory, io, read_index, write_index
 from gmm_ivf._sections import Sections
 from gmm_ivf.rules import Rule, Soar, Top2
 
@@ -205,6 +205,24 @@ def test_cells(blobs, tmp_path, name, mmap):
         assert_equal(index, read, blobs(50, 8, seed=2))
     plain = read.to_faiss()
     assert plain.ntotal == read.ntotal
+
+
+@pytest.mark.parametrize("moment", ["quantizer_of_parts", "_fill", "map_lists"])
+def test_a_file_replaced_while_it_is_read(full, tmp_path, monkeypatch, moment):
+    index, path = full(), tmp_path / "f"
+    write_index(index, path)
+    step = getattr(io, moment)
+
+    def replaced_before(*arguments):
+        index.remove_ids(index.search(np.zeros((1, 8), "f4"), 1)[1][0])
+        write_index(index, path)
+        return step(*arguments)
+
+    monkeypatch.setattr(io, moment, replaced_before)
+    with pytest.raises(ValueError, match="f was replaced while it was read: read it again"):
+        read_index(path, mmap=moment == "map_lists")
+    monkeypatch.undo()
+    assert read_index(path).ntotal == index.ntotal
 
 
 def test_mapped_indexes_are_read_only(blobs, full, tmp_path):
