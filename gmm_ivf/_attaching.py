@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gmm_ivf._faiss import address, faiss
+from gmm_ivf._faiss import address, disown_quantizer, faiss, owns_quantizer
 
 
 def attach(q: Any, index: Any) -> None:
@@ -61,11 +61,11 @@ def _replace(q: Any, index: Any, ivf: Any) -> None:
     references = getattr(index, "referenced_objects", [])
     kept = [o for o in references if old is None or address(o) != address(old)]
     index.referenced_objects = [*kept, q]
-    if ivf.own_fields and old is not None:
+    if owns_quantizer(ivf) and old is not None:
         # Not old.this.own(True), which would be the usual way: each such call costs SWIG a
         # reference to its type table, and a few of them the process its life.
         type(old).__swig_destroy__(old)
-    ivf.own_fields = False
+    disown_quantizer(ivf)
     ivf.quantizer = q
     # SWIG gives the ownership away on assignment; the reference above is what we want.
     q.this.own(True)

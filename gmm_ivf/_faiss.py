@@ -11,8 +11,19 @@ except ImportError as error:
         'gmm_ivf needs faiss for indexes: pip install "gmm-ivf[cpu]", or "gmm-ivf[gpu]" on CUDA.'
     ) from error
 
-__all__ = ["address", "check_metric", "faiss", "metric_name", "raw", "worst_distance"]
+__all__ = [
+    "address",
+    "check_metric",
+    "disown_quantizer",
+    "faiss",
+    "metric_name",
+    "owns_quantizer",
+    "raw",
+    "worst_distance",
+]
 
+# Of the base class: IndexIVFSpectralHash has an `own_fields` besides, for something else.
+_OWNS_QUANTIZER: Any = faiss.Level1Quantizer.own_fields  # pyright: ignore
 _METRICS = {faiss.METRIC_L2: "METRIC_L2", faiss.METRIC_INNER_PRODUCT: "METRIC_INNER_PRODUCT"}
 
 
@@ -40,6 +51,16 @@ def worst_distance(metric: int) -> np.float32:
 def address(swig_object: Any) -> int:
     """Address of the C++ object behind a proxy: two proxies of one object agree in nothing else."""
     return int(swig_object.this)
+
+
+def owns_quantizer(ivf: Any) -> bool:
+    """Whether an IVF index deletes its quantizer when it is deleted itself."""
+    return bool(_OWNS_QUANTIZER.fget(ivf))
+
+
+def disown_quantizer(ivf: Any) -> None:
+    """Leave the quantizer of an IVF index to Python."""
+    _OWNS_QUANTIZER.fset(ivf, False)
 
 
 def raw(array: np.ndarray) -> Any:

@@ -100,6 +100,29 @@ print(q.ntotal)
     assert in_subprocess(PRELUDE + code) == "6\n"
 
 
+def test_a_quantizer_outlives_an_index_that_was_read(in_subprocess, tmp_path):
+    """IndexIVFSpectralHash says twice what it owns."""
+    code = f"""
+from gmm_ivf import read_index, write_index
+q = GMMQuantizer(8, 6, **options())
+index = IndexIVFGMM(faiss.IndexIVFSpectralHash(q, 8, 6, 16, 10.0), q)
+index.train(x)
+index.add(x)
+write_index(index, "{tmp_path / "index"}")
+for _ in range(20):
+    read = read_index("{tmp_path / "index"}")
+    q = read.quantizer
+    del read
+    gc.collect()
+    waste = [np.full(50, np.nan, "f4") for _ in range(1000)]
+    assert (q.search(x[:5], 1)[1] >= 0).all()
+    del q
+    gc.collect()
+print("alive")
+"""
+    assert in_subprocess(PRELUDE + code) == "alive\n"
+
+
 def test_ix_l2_invalid_lists(in_subprocess):
     code = """
 q = GMMQuantizer(8, 6, **options())
