@@ -12,9 +12,15 @@ CODECS = (
     "Flat, SQ8, SQ6, SQ4, SQfp16, SQbf16, PQ<M>[x<bits>], PQ<M>x4fs, PQ<M>x4fsr, RaBitQ[<bits>], "
     "RaBitQfs"
 )
-_PREFIX = re.compile(r"OPQ\d+(_\d+)?|PCAW?R?\d+|RR\d+|L2norm")
+_PREFIX = re.compile(
+    r"OPQ(?P<M>[1-9]\d*)(?:_(?P<opq>[1-9]\d*))?|PCAW?R?(?P<pca>[1-9]\d*)|RR(?P<rr>[1-9]\d*)|L2norm"
+)
 _GMM = re.compile(r"GMM([1-9]\d*)(?:x([1-9]\d*)|cells([1-9]\d*)?)?(?:_HNSW([1-9]\d*))?")
-_CODEC = re.compile(r"Flat|SQ(8|6|4|fp16|bf16)|PQ\d+(x\d+)?|PQ\d+x4fsr?|RaBitQ[1-9]?|RaBitQfs")
+# FAISS does not survive the use of a PQ of 0 bits.
+_PQ = r"PQ[1-9]\d*"
+_CODEC = re.compile(
+    rf"Flat|SQ(8|6|4|fp16|bf16)|{_PQ}(x[1-9]\d*)?|{_PQ}x4fsr?|RaBitQ[1-9]?|RaBitQfs"
+)
 _SQ = faiss.ScalarQuantizer
 _SQ_NAMES = {
     _SQ.QT_8bit: "SQ8",
@@ -124,6 +130,31 @@ def parse(text: str) -> Description:
     return Description(
         tuple(prefixes), nlist or 0, max_lists or 1, cells, links, hnsw, codec, bool(more)
     )
+
+
+def check_prefixes(prefixes: tuple[str, ...], d: int, text: str) -> None:
+    """Refuse transforms that FAISS makes of any numbers, and cannot train.
+
+    Raises
+    ------
+    ValueError
+        Naming the token and the dimensions that go into it.
+    """
+    for token in prefixes:
+        match = _PREFIX.fullmatch(token)
+        given = (
+            {name: int(size) for name, size in match.groupdict().items() if size} if match else {}
+        )
+        parts = given.pop("M", 1)
+        behind = next(iter(given.values()), d)
+        if behind % parts:
+            reason = f"M has to divide the {behind} dimensions behind it"
+        elif behind > d and "pca" in given:
+            reason = "there are no more dimensions than that"
+        else:
+            d = behind
+            continue
+        raise ValueError(f"description {text!r}: {token!r} of {d} dimensions: {reason}.")
 
 
 def codec_name(ivf: Any, fast_scan: bool) -> str | None:

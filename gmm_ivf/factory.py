@@ -5,7 +5,7 @@ from typing import Any
 
 from gmm_ivf._cell_options import CellOptions
 from gmm_ivf._checks import checked_ivf
-from gmm_ivf._description import Description, parse
+from gmm_ivf._description import Description, check_prefixes, parse
 from gmm_ivf._faiss import check_metric, faiss
 from gmm_ivf._vectors import check_count
 from gmm_ivf.index import IndexIVFGMM
@@ -66,7 +66,7 @@ def index_factory(
         For what cannot be done.
     """
     parsed = parse(description)
-    check_count(d, "d")
+    check_prefixes(parsed.prefixes, check_count(d, "d"), description)
     index = _stock(d, parsed, check_metric(metric), description)
     if parsed.hnsw:
         gmm_options["coarse"] = f"hnsw{parsed.hnsw}"

@@ -150,6 +150,12 @@ def test_what_has_no_description(trained, blobs):
         ("GMM8,Flat,RFlat,RFlat", "'RFlat,RFlat' is not RFlat"),
         ("GMM8cells,PQ4x4fs", "'PQ4x4fs' does not go with cells, .* take 'PQ4x4'"),
         ("GMM8,PQ5", r"FAISS does not make IVF8,PQ5 of 8 dimensions \(.*multiple"),
+        ("GMM8,PQ8x0", "'PQ8x0' is not a codec"),  # FAISS makes it, and does not survive its use
+        ("OPQ0,GMM8,Flat", "'OPQ0' is not a prefix"),
+        ("OPQ3,GMM8,Flat", "'OPQ3' of 8 dimensions: M has to divide the 8 dimensions behind it"),
+        ("PCA6,OPQ4,GMM8,Flat", "'OPQ4' of 6 dimensions: M has to divide"),
+        ("OPQ2_7,GMM8,Flat", "'OPQ2_7' of 8 dimensions: M has to divide the 7"),
+        ("PCAR9,GMM8,Flat", "'PCAR9' of 8 dimensions: there are no more dimensions"),
         ("", "must hold one GMM<K>"),
         (None, "must be a string"),
     ],
