@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._cell_table import Occupied
-from gmm_ivf._faiss import faiss, raw
+from gmm_ivf._faiss import disown_quantizer, faiss, raw
 from gmm_ivf._scan import spread_over_threads
 
 _ID_BYTES, _LIST_HEADER_BYTES = 8, 48
@@ -92,7 +92,7 @@ def _over_cells(template: np.ndarray, quantizer: Any, lists: int) -> Any:
     """An empty index with the codec of a template, over other lists."""
     copy: Any = faiss.deserialize_index(template)
     copy.referenced_objects = [quantizer]
-    copy.own_fields = False
+    disown_quantizer(copy)
     copy.quantizer = quantizer
     quantizer.this.own(True)
     copy.nlist = lists

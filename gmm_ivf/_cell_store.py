@@ -88,9 +88,13 @@ class CellStore(CopyStore):
     def remove(self, sel: Any) -> int:
         """See `CopyStore.remove`."""
         known = self._known()
-        gone = super().remove(sel)
-        if gone:
-            self._realign(*known)
+        gone = -1
+        try:
+            gone = super().remove(sel)
+        finally:
+            # Also after one that ran short of memory: sorting would go past the ends of lists.
+            if gone:
+                self._realign(*known)
         return gone
 
     def merge(self, other: "CopyStore") -> None:

@@ -80,7 +80,8 @@ def _units(sample: Sample, moments: np.ndarray, directions: np.ndarray) -> np.nd
     """Root mean squares of the moments of vectors, 1 where they are all zero."""
     squares = np.mean(moments.astype(np.float64) ** 2, axis=0)
     # Residuals along a direction are about as long as they are on the average direction.
-    sketch = np.full(len(directions), moments[:, 0].mean() / sample.points.shape[1])
+    lengths = moments[:, 0].mean(dtype=np.float64)
+    sketch = np.full(len(directions), lengths / sample.points.shape[1])
     units = np.sqrt(np.concatenate([squares, sketch])).astype(np.float32)
     units[units == 0] = 1
     return units

@@ -6,11 +6,12 @@ import faiss
 import numpy as np
 import pytest
 
-from gmm_ivf import CellOptions, GMMQuantizer
+from gmm_ivf import CellOptions, GMMQuantizer, index_factory
 from gmm_ivf._cell_ranking import choose_cells, prefix
 from gmm_ivf._cell_table import Moments, Occupied, ranked_cells
 from gmm_ivf._cell_training import Sample, Trial, learn, learned_shapes
 from gmm_ivf._coarse import CoarseRanker
+from gmm_ivf._ids import IdSet
 
 
 @pytest.fixture
@@ -209,3 +210,28 @@ def test_a_trial_measures_searches(blobs, ranker):
     few, many = trial.costs(shape, (0.25, 20.0))
     assert 10 < few < many
     assert few < 2600
+
+
+def test_cells_fit_their_lists_after_a_removal_that_failed(blobs, monkeypatch):
+    x = blobs(1500, 8)
+    index = index_factory(8, "GMM6cells,Flat", random_state=0, tol=0.1)
+    index.train(x)
+    index.add(x)
+    index.nprobe = 6
+    index.search(x[:1], 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(IdSet, "discard", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            index.remove_ids(np.arange(1000))
+    index.add_with_ids(x[:200], np.arange(200) + 9000)
+    labels = index.search(x[:5], 700)[1]
+    kept = np.concatenate([np.arange(1000, 1500), np.arange(9000, 9200)])
+    np.testing.assert_array_equal(np.sort(labels, axis=1), np.tile(kept, (5, 1)))
+
+
+def test_long_vectors_are_learned_from_without_overflow():
+    x = (np.random.default_rng(0).normal(size=(300, 8)) * 5e17).astype("f4")
+    index = index_factory(8, "GMM6cells,Flat", random_state=0, tol=0.1)
+    index.train(x)
+    index.add(x)
+    assert (index.search(x[:3], 1)[1][:, 0] == np.arange(3)).all()

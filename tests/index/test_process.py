@@ -123,6 +123,21 @@ print("alive")
     assert in_subprocess(PRELUDE + code) == "alive\n"
 
 
+def test_a_quantizer_outlives_the_copies_with_a_list_per_cell(in_subprocess):
+    code = """
+q = GMMQuantizer(8, 6, **options())
+index = IndexIVFGMM(faiss.IndexIVFSpectralHash(q, 8, 6, 16, 10.0), q, layout="cells")
+index.train(x)
+index.nprobe = 6
+for start in range(0, 1000, 200):
+    index.add(x[start : start + 200])
+    assert (index.search(x[:5], 9)[1] >= 0).all()
+    gc.collect()
+print("alive")
+"""
+    assert in_subprocess(PRELUDE + code) == "alive\n"
+
+
 def test_ix_l2_invalid_lists(in_subprocess):
     code = """
 q = GMMQuantizer(8, 6, **options())
