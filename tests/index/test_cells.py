@@ -381,7 +381,6 @@ def test_tune_refuses_what_cannot_be(blobs, celled, arguments, message):
 
 
 @pytest.mark.parametrize("name", ["Flat", "SQ8"])
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_a_query_too_long_for_distances_finds_nothing(blobs, celled, name):
     x = blobs(1000, 16)
     index = celled(x, 8, name)
