@@ -8,6 +8,8 @@ from gmm_ivf._links import Links
 
 # Fractions are kept in steps of 1 / _STEPS; _NONE stands for a link without an anchor.
 _STEPS, _NONE = 254, 255
+# The fraction of each code, below 0 for that of none.
+_FRACTIONS = np.append(np.arange(_NONE) / _STEPS, -1).astype(np.float32)
 # Vectors that a sketch of zero counts as: cells that few training vectors showed are known badly.
 _PRIOR = 2.0
 
@@ -87,10 +89,9 @@ class Anchors:
         return cls.of_codes(links, directions, coded, codes, unit)
 
     @property
-    def table(self) -> tuple[np.ndarray, np.ndarray, np.float32, np.ndarray]:
+    def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.float32, np.ndarray]:
         """What `gmm_ivf._cell_assign.best_anchors` reads."""
-        fractions = np.where(self.fractions == _NONE, -1, self.fractions / _STEPS)
-        return fractions.astype(np.float32), self.sketches, np.float32(self.unit), self.lengths
+        return _FRACTIONS, self.fractions, self.sketches, np.float32(self.unit), self.lengths
 
     @property
     def nbytes(self) -> int:

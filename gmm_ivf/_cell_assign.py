@@ -86,11 +86,11 @@ def best_anchors(points, own, means, links, gaps, projections, anchors, order, c
     projections : ndarray of shape (n, t), float32
         Of the residuals, on the directions of the sketches.
     anchors : tuple
-        Fractions of shape (K, L + 1), float32, below 0 for none; sketches of shape (K, L + 1, t),
-        int8; the unit of those; squared distances of the anchors to mean i, (K, L + 1) float32.
-        Column L is the anchor of what has no edge.
+        Fractions by their codes, (256,) float32, below 0 for none; the codes, (K, L + 1) uint8;
+        sketches of shape (K, L + 1, t), int8; the unit of those; squared distances of the anchors
+        to mean i, (K, L + 1) float32. Column L is the anchor of what has no edge.
     """
-    fractions, sketches, unit, lengths = anchors
+    fractions, codes, sketches, unit, lengths = anchors
     width, count = points.shape[1], links.shape[1]
     residual = np.empty(width, np.float32)
     for r in order:
@@ -106,10 +106,9 @@ def best_anchors(points, own, means, links, gaps, projections, anchors, order, c
             product = np.float32(0)
             for t in range(width):
                 product += residual[t] * (means[j, t] - means[i, t])
-            a = fractions[i, edge]
+            a = fractions[codes[i, edge]]
             if a < 0:
-                along = min(max(product, np.float32(0)), gap)
-                taken = (2 * product - along) * along / gap
+                taken = _taken(max(product, np.float32(0)), gap, np.float32(0), False)
             else:
                 beside = unit * _inner(sketches[i, edge], projections[r])
                 taken = 2 * (a * product + beside) - lengths[i, edge]

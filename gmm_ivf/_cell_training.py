@@ -108,8 +108,8 @@ def learned_shapes(
     shape = replace(bare, directions=directions, units=_units(sample, moments, directions))
     if not shape.by_list:
         shape = _anchored(shape, sample)
-    local, moments = shape.place(sample.points, sample.own, sample.norms)
-    cells = sample.own * shape.per_component + local
+        local, moments = shape.place(sample.points, sample.own, sample.norms)
+        cells = sample.own * shape.per_component + local
     sizes = np.bincount(cells, minlength=nlist * shape.per_component)
     merged = sizes.reshape(nlist, -1)[:, : links.count] < options.min_size
     left = _left(shape, moments, cells)

@@ -45,9 +45,9 @@ class HardPass:
         self._staged = em.stage(sample, mode)
         self._loop: Loop | None = None
         # Where the loop stands, which goes on from there, and the variance it runs with.
-        self._reached, self._variance = sample, 0.0
-        self._square = float(sample.square().sum(1).mean())
-        self.noise = self._square / _LARGEST_LOGIT
+        self._reached: Tensor | None = None
+        self._variance = 0.0
+        self.noise = float(sample.square().sum(1).mean()) / _LARGEST_LOGIT
 
     def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
         """Centres after so many iterations, and what the last of them began with.
@@ -79,12 +79,11 @@ class HardPass:
     def _loop_from(self, centers: Tensor, variance: float) -> Loop:
         """The loop where it reached the centers and its variance will do, else started anew."""
         loop = self._loop
-        like = loop is not None and loop.counts.shape == centers.shape[:1]
-        if loop and like and centers is self._reached and 0.5 < variance / self._variance < 2:
+        if loop and centers is self._reached and 0.5 < variance / self._variance < 2:
             return loop
         self._variance = variance
         narrow = Components.equal("spherical", centers, variance)
-        if loop and like:
+        if loop and len(loop.counts) == len(centers):
             loop.restart(narrow)
         else:
             self._loop = loop = Loop(self._staged, narrow, 0.0, frozen=True)
