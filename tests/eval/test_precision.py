@@ -76,8 +76,10 @@ def test_expected_errors_predict_the_measured_ones(problem):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_an_offset_costs_nothing(name):
-    near, far = (measured(Problem(name, shift, 2048, 32, 16)) for shift in (0.0, 1000.0))
+@pytest.mark.parametrize(("n", "d", "kind"), [(2048, 32, "spherical"), (1024, 960, "diag")])
+def test_an_offset_costs_nothing(name, n, d, kind):
+    """Such samples lie on a coarse grid: rounded with a bias, 960 squares lose 0.02 nats."""
+    near, far = (measured(Problem(name, shift, n, d, 16, kind)) for shift in (0.0, 1000.0))
     for mode in MODES[1:]:
         one, other = near[mode].measured, far[mode].measured
         assert one is not None and other is not None

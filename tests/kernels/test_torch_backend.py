@@ -217,6 +217,14 @@ def test_rounding_of_operands(mode, bits):
     torch.testing.assert_close(wide.float(), rounded, rtol=0, atol=0)
 
 
+def test_ties_go_to_even_in_tf32():
+    """Half units of 1 and of its neighbours, up and down, exactly."""
+    unit = 2.0**-10
+    x = 1 + unit * torch.tensor([0.5, 1.5, 2.5, 3.5, 0.499, 1.501])
+    want = 1 + unit * torch.tensor([0.0, 2.0, 2.0, 4.0, 0.0, 2.0])
+    assert torch.equal(backend.round_operand(torch.cat([x, -x]), "tf32"), torch.cat([want, -want]))
+
+
 @pytest.mark.parametrize("mode", ["fp16x3", "fp32", "fp64"])
 def test_wide_modes_round_no_operand(mode):
     x = torch.linspace(-16, 16, 100, dtype=backend.compute_dtype(mode))
