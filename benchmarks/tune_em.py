@@ -19,7 +19,7 @@ import triton
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gmm_ivf.eval.kernel_cases import draw  # noqa: E402 - after the path
+from gmm_ivf.eval.kernel_cases import Case, draw  # noqa: E402 - after the path
 from gmm_ivf.kernels import em, tuning  # noqa: E402
 from gmm_ivf.kernels.components import Components  # noqa: E402
 from gmm_ivf.kernels.operands import is_fused, padded_features  # noqa: E402
@@ -33,7 +33,7 @@ PRODUCTS = {  # products per sample, component and feature of each job
 
 def make_case(kind: str, n: int, k: int, d: int) -> tuple[torch.Tensor, Components]:
     """The samples of `eval.kernels` and the mixture they come from, on the GPU."""
-    return draw(kind, n, k, d, torch.device("cuda"))
+    return draw(Case(kind, "fp16", n, k, d), torch.device("cuda"))
 
 
 def launcher(job, samples, prepared, rows, config):
