@@ -65,6 +65,16 @@ def product3(a, a_low, b, b_low, acc, MODE: tl.constexpr):
 
 
 @triton.jit
+def centred_product3(a, a_low, b, b_low, start):
+    """``start + a @ b`` in mode fp16x3, for sums that end about as far above 0 as they start below.
+
+    Tensor cores truncate towards 0 with every step: on the two sides of it that cancels.
+    """
+    small = tl.dot(a, b_low, tl.dot(a_low, b))
+    return small + tl.dot(a, b, start)
+
+
+@triton.jit
 def product2(a, b, b_low, acc, MODE: tl.constexpr, SPLIT: tl.constexpr):
     """`product`, with the low part of the second operand when it is split."""
     if SPLIT:
@@ -87,6 +97,17 @@ def sum_of(total, r, r_low, x, x_low, MODE: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def staged_tile(matrix, row, col, part, MODE: tl.constexpr):
+    """A tile of a staged matrix from a tensor descriptor (see `launch.tiles`), and its low part.
+
+    The low parts begin `part` rows below; modes other than fp16x3 have none.
+    """
+    high = matrix.load([row, col])
+    low = matrix.load([row + part, col]) if MODE == "fp16x3" else high
+    return high, low
+
+
+@triton.jit
 def tile_at(base, start, cols, stride, BLOCK_N: tl.constexpr):
     """Pointers to a tile of a row-major matrix; only `start` needs 64 bits."""
     rows = tl.arange(0, BLOCK_N)
@@ -103,6 +124,13 @@ def load_tile(at, cols, d, EVEN: tl.constexpr):
 
 
 @triton.jit
+def round_tf32(value):
+    """Float32 values with the mantissa of tf32, as `operands.split` rounds them."""
+    bits = value.to(tl.int32, bitcast=True)
+    return ((bits + 4095 + ((bits >> 13) & 1)) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def squares(x, x_low, MODE: tl.constexpr):
     """Squares of the staged values, as a high and a low part in the storage type.
 
@@ -113,18 +141,9 @@ def squares(x, x_low, MODE: tl.constexpr):
     exact = value * value
     if MODE == "fp16x3":
         exact += 2.0 * value * x_low.to(tl.float32)
-    if MODE == "tf32":
-        high = ((exact.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-    else:
-        high = exact.to(x.dtype)
+    high = round_tf32(exact) if MODE == "tf32" else exact.to(x.dtype)
     low = (exact - high.to(tl.float32)).to(x.dtype)
     return high, low
-
-
-@triton.jit
-def component_tile(b, ks, cols, BLOCK_D: tl.constexpr):
-    """Components `ks` as columns, (BLOCK_D, BLOCK_K), from a padded (K, BLOCK_D) matrix."""
-    return tl.load(b + ks[None, :] * BLOCK_D + cols[:, None])
 
 
 @triton.jit
@@ -132,7 +151,7 @@ def split64(value, MODE: tl.constexpr):
     """`operands.split` of float64 values: high part, low part, and what they represent."""
     single = value.to(tl.float32)
     if MODE == "tf32":
-        high = ((single.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+        high = round_tf32(single)
     elif MODE == "fp32":
         high = single
     elif MODE == "bf16":
@@ -149,24 +168,29 @@ def split64(value, MODE: tl.constexpr):
 
 @triton.jit
 def row_logits(
-    x, x_low, half_norm, b, q, part_b, gain, offset, ks, cols,
+    x, x_low, half_norm, b, q, part_b, gain, offset, k0,
     COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Logits of a tile of rows, (BLOCK_N, BLOCK_K), all features in one block."""
+    """Logits of a tile of rows, (BLOCK_N, BLOCK_K), for the components from `k0` on.
+
+    All features are in one block.
+    """
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    low = part_b if MODE == "fp16x3" else 0
-    bt = component_tile(b, ks, cols, BLOCK_D)
-    bt_low = component_tile(b + low, ks, cols, BLOCK_D) if MODE == "fp16x3" else bt
+    bt, bt_low = staged_tile(b, k0, 0, part_b, MODE)
+    ks = k0 + tl.arange(0, BLOCK_K)
     # Loaded here they arrive while the product runs; any earlier they join the load pipeline and
     # take twice the registers, any later every tile waits for them.
     g, c = tl.load(gain + ks), tl.load(offset + ks)
-    acc = product3(x, x_low, bt, bt_low, acc, MODE)
+    if COV == "tied" and MODE == "fp16x3":
+        acc += tl.where(g > 0, c / tl.where(g > 0, g, 1.0), 0.0)[None, :]
+        acc = centred_product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc)
+        c = tl.where(g > 0, 0.0, c)
+    else:
+        acc = product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc, MODE)
     if COV == "diag":
         sq, sq_low = squares(x, x_low, MODE)
-        qt = component_tile(q, ks, cols, BLOCK_D)
-        qt_low = component_tile(q + low, ks, cols, BLOCK_D) if MODE == "fp16x3" else qt
-        acc = product3(sq, sq_low, qt, qt_low, acc, MODE)
+        qt, qt_low = staged_tile(q, k0, 0, part_b, MODE)
+        acc = product3(sq, sq_low, tl.trans(qt), tl.trans(qt_low), acc, MODE)
     if COV == "spherical":
         acc -= half_norm[:, None]
     return acc * g[None, :] + c[None, :]

@@ -16,54 +16,44 @@ from gmm_ivf.kernels.blocks import (
     LIFTED,
     LN2,
     LOWEST,
-    load_tile,
     product,
     product2,
     product3,
     squares,
+    staged_tile,
     tile_at,
 )
 
 
 @triton.jit(do_not_specialize=["start"])
 def logit_kernel(
-    x,  # (P, rows, stride), the tail of a row at column d
-    b, q,  # (P, k, wide)
+    x,  # tiles of (BLOCK_N, BLOCK_D), without the tails of the rows
+    half_norm,  # (rows,)
+    b, q,  # tiles of (BLOCK_K, BLOCK_D)
     gain, offset,  # (k,)
     out,  # (chunk, k) logits, or their powers relative to `top`
     top, total,  # (tiles, chunk) largest logit of a row in a tile, and the sum of the powers
-    start, chunk, k, d, stride, wide, part_x, part_b,
-    COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr, OUTPUT: tl.constexpr,
+    start, chunk, k, d, part_x, part_b,
+    COV: tl.constexpr, MODE: tl.constexpr, OUTPUT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One tile of a chunk that begins at row `start`; OUTPUT is "logits", "powers" or "sums"."""
     first = tl.program_id(1).to(tl.int64) * BLOCK_N
-    ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    cols = tl.arange(0, BLOCK_D)
-    at = tile_at(x, start + first, cols, stride, BLOCK_N)
-    # Only the first row of a tile needs a 64-bit offset.
-    place = tl.arange(0, BLOCK_K)[None, :] * wide + cols[:, None]
-    place_0 = tl.program_id(0).to(tl.int64) * BLOCK_K * wide
-    at_b = b + place_0 + place
-    at_q = q + place_0 + place
+    row = start + tl.program_id(1) * BLOCK_N
+    k0 = tl.program_id(0) * BLOCK_K
+    ks = k0 + tl.arange(0, BLOCK_K)
     g, c = tl.load(gain + ks), tl.load(offset + ks)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for d0 in range(0, stride, BLOCK_D):
-        xt = load_tile(at, cols, stride - d0, EVEN_D)
-        x_low = load_tile(at + part_x, cols, stride - d0, EVEN_D) if MODE == "fp16x3" else xt
-        bt = tl.load(at_b)
-        bt_low = tl.load(at_b + part_b) if MODE == "fp16x3" else bt
-        acc = product3(xt, x_low, bt, bt_low, acc, MODE)
+    for d0 in range(0, d, BLOCK_D):
+        xt, x_low = staged_tile(x, row, d0, part_x, MODE)
+        bt, bt_low = staged_tile(b, k0, d0, part_b, MODE)
+        acc = product3(xt, x_low, tl.trans(bt), tl.trans(bt_low), acc, MODE)
         if COV == "diag":
-            # The square of a half norm may overflow.
-            feature = (cols < d - d0)[None, :]
-            sq, sq_low = squares(tl.where(feature, xt, 0.0), x_low, MODE)
-            qt = tl.load(at_q)
-            qt_low = tl.load(at_q + part_b) if MODE == "fp16x3" else qt
-            acc = product3(sq, sq_low, qt, qt_low, acc, MODE)
-        at += BLOCK_D
-        at_b += BLOCK_D
-        at_q += BLOCK_D
+            sq, sq_low = squares(xt, x_low, MODE)
+            qt, qt_low = staged_tile(q, k0, d0, part_b, MODE)
+            acc = product3(sq, sq_low, tl.trans(qt), tl.trans(qt_low), acc, MODE)
+    if COV == "spherical":
+        acc -= tl.load(half_norm + row + tl.arange(0, BLOCK_N))[:, None]
     logits = acc * g[None, :] + c[None, :]
     if OUTPUT == "logits":
         tl.store(tile_at(out, first, ks, k, BLOCK_N), logits)
@@ -124,29 +114,25 @@ def scale_kernel(
 
 @triton.jit(do_not_specialize=["start", "slab", "chunk"])
 def sum_kernel(
-    x,  # (P, rows, stride)
-    resp,  # (chunk, k) with any strides, float32 in mode fp16x3
+    x,  # tiles of (BLOCK_N, BLOCK_D), with the tails of the rows
+    resp,  # tiles of (BLOCK_N, BLOCK_K), or the other way round if TURNED; float32 in mode fp16x3
     s1, s2,  # (S, k, wide) sums of r x and of r x^2, added to
-    start, chunk, slab, k, stride, resp_n, resp_k, wide, part_x,
-    COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
+    start, chunk, slab, k, wide, part_x,
+    COV: tl.constexpr, MODE: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Moments of a block of components and columns, tail included, over one slab of a chunk."""
-    ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    cols = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    # Said so that responsibilities side by side, of whatever component, are loaded together.
-    begin = tl.multiple_of(tl.program_id(2).to(tl.int64) * slab, 16)
-    at = tile_at(x, start + begin, cols, stride, BLOCK_N)
-    at_resp = tile_at(resp, begin, ks.to(tl.int64) * resp_k, resp_n, BLOCK_N)
+    k0, d0 = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_D
+    ks, cols = k0 + tl.arange(0, BLOCK_K), d0 + tl.arange(0, BLOCK_D)
+    begin = tl.program_id(2) * slab
     first = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     second = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
-    for _ in range(0, tl.minimum(slab, chunk - begin), BLOCK_N):
-        xt = load_tile(at, cols, stride, EVEN_D)
-        x_low = load_tile(at + part_x, cols, stride, EVEN_D) if MODE == "fp16x3" else xt
-        exact = tl.trans(tl.load(at_resp))
-        rt = exact.to(x.dtype.element_ty)
+    for row in range(begin, tl.minimum(begin + slab, chunk), BLOCK_N):
+        xt, x_low = staged_tile(x, start + row, d0, part_x, MODE)
+        exact = resp.load([k0, row]) if TURNED else tl.trans(resp.load([row, k0]))
+        rt = exact.to(xt.dtype)
         if MODE == "fp16x3":
-            rt_low = (exact - rt.to(tl.float32)).to(x.dtype.element_ty)
+            rt_low = (exact - rt.to(tl.float32)).to(xt.dtype)
             first = product(rt_low, xt, first, MODE)
         first = product2(rt, xt, x_low, first, MODE, MODE == "fp16x3")
         if COV == "diag":
@@ -154,8 +140,6 @@ def sum_kernel(
             if MODE == "fp16x3":
                 second = product(rt_low, sq, second, MODE)
             second = product2(rt, sq, sq_low, second, MODE, MODE == "fp16x3" or MODE == "tf32")
-        at += BLOCK_N * stride
-        at_resp += BLOCK_N * resp_n
     to = (tl.program_id(2).to(tl.int64) * k + ks)[:, None] * wide + cols[None, :]
     tl.store(s1 + to, tl.load(s1 + to) + first)
     if COV == "diag":

@@ -31,6 +31,7 @@ from gmm_ivf.kernels.blocks import (
     load_tile,
     product,
     product3,
+    round_tf32,
     tile_at,
 )
 
@@ -215,10 +216,7 @@ def share_kernel(
 @triton.jit
 def _split(value, like, MODE: tl.constexpr):
     """Float32 as a high and, in mode fp16x3, a low part of the type of `like`."""
-    if MODE == "tf32":
-        high = ((value.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-    else:
-        high = value.to(like.dtype)
+    high = round_tf32(value) if MODE == "tf32" else value.to(like.dtype)
     low = (value - high.to(tl.float32)).to(like.dtype) if MODE == "fp16x3" else high
     return high, low
 

@@ -26,9 +26,12 @@ from gmm_ivf.kernels.launch import (
     Sums,
     about_means,
     check_match,
+    component_tiles,
     config_for,
     device_limits,
+    sample_tiles,
     specialise,
+    tiles,
     total,
     total_tail,
 )
@@ -83,15 +86,12 @@ def row_pass(
     if not prepared.fused:
         return sweep_rows(samples, prepared, configs)
     config = config_for("row", samples, prepared, configs)
-    n, (parts, rows, stride) = samples.n, samples.values.shape
-    k, block_d = prepared.linear.shape[1:]
+    n, (k, block_d) = samples.n, prepared.linear.shape[1:]
     norm = samples.empty_rows() if out is None else out
-    tensors = (
-        samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
-        prepared.gain, prepared.offset,
-    )  # fmt: skip
-    sizes = (n, k, samples.width, stride, rows * stride * (parts - 1), k * block_d * (parts - 1))
-    flags = specialise(samples, prepared, config, block_d)
+    x, part_x = sample_tiles(samples, config.block_n, block_d)
+    b, q, part_b = component_tiles(prepared, config.block_k, block_d)
+    tensors = (x, samples.half_norm, b, q, prepared.gain, prepared.offset)
+    sizes, flags = (n, k, part_x, part_b), specialise(prepared, config)
     guess = norm if shift is None else shift
     shifted: Any = shift is not None
     grid = (-(-n // config.block_n),)
@@ -241,15 +241,16 @@ def moments(
 ) -> Sums:
     """Sums about the origin by the fused kernel."""
     config = config_for("moment", samples, prepared, configs)
-    n, (parts, padded, stride) = samples.n, samples.values.shape
     k, block_d = prepared.linear.shape[1:]
+    x, part_x = sample_tiles(samples, config.block_n, block_d)
+    x_tail = tiles(samples.values, samples.values.shape[2], config.block_n, TAIL_COLUMNS)
+    b, q, part_b = component_tiles(prepared, config.block_k, block_d)
+    block: Any = block_d
     s = partials(samples, prepared, configs) if scratch is None else scratch
     fused.moment_kernel[(k // config.block_k, len(s.s1))](
-        samples.values, prepared.linear, prepared.quadratic, prepared.tail,
-        prepared.gain, prepared.offset, rows.norm, s.s0, s.s1, s.s2, s.tail,
-        n, s.slab, k, samples.width, stride,
-        padded * stride * (parts - 1), k * block_d * (parts - 1),
-        **specialise(samples, prepared, config, block_d),
+        x, x_tail, b, q, prepared.tail, prepared.gain, prepared.offset, rows.norm,
+        s.s0, s.s1, s.s2, s.tail, samples.n, s.slab, k, samples.width, part_x, part_b,
+        BLOCK_D=block, **specialise(prepared, config),
     )  # fmt: skip
     first = total(s.s1, prepared)[:, : samples.n_features]
     if prepared.components.covariance_type == "spherical":

@@ -117,7 +117,7 @@ class FullSweep(Chunks):
         self.resp = torch.empty(self.k, self.chunk, dtype=dtype, device=device)
         # Components past the last are never written.
         self.resp[self.components :] = 0
-        self.resp_strides = (1, self.chunk)
+        self.turned = True
         self.listed = torch.empty_like(self._logits)
         # The kernel reads one tile ahead.
         size = self.groups * self.chunk + ROW_STEP

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gmm_ivf.kernels.blocks import log_total_kernel, total_kernel, total_tail_kernel
 from gmm_ivf.kernels.components import Statistics
@@ -79,20 +80,52 @@ def config_for(job: str, samples: Samples, prepared: Prepared, configs: Configs)
     return choose(problem, gpu, shared)
 
 
-def specialise(
-    samples: Samples, prepared: Prepared, config: Config, block_d: int
-) -> dict[str, Any]:
-    """Compile-time arguments of a kernel."""
+def specialise(prepared: Prepared, config: Config) -> dict[str, Any]:
+    """Compile-time arguments that kernels share."""
     return {
         "COV": prepared.components.covariance_type,
         "MODE": prepared.mode,
-        "EVEN_D": samples.width % block_d == 0,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "BLOCK_D": block_d,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
+
+
+def tiles(matrix: Tensor, width: int, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix as the kernels load it, (rows, columns) values at a time.
+
+    On a Hopper GPU one instruction of one thread fetches a tile, which leaves registers and issue
+    slots to the others; elsewhere Triton makes pointers of it.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (P, n, stride) or (n, stride)
+        The rows of part p begin at row p n. Rows are multiples of 16 bytes.
+    width : int
+        Columns from here on read as 0, and so do rows past the last part.
+    rows, columns : int
+        Of a tile.
+    """
+    stride = matrix.shape[-1]
+    shape = [matrix.numel() // stride, width]
+    return TensorDescriptor(matrix, shape, [stride, 1], [rows, columns])
+
+
+def sample_tiles(samples: Samples, rows: int, columns: int) -> tuple[TensorDescriptor, int]:
+    """`tiles` of the samples without their tails, and the row at which the low parts begin."""
+    parts, padded, _ = samples.values.shape
+    return tiles(samples.values, samples.width, rows, columns), padded * (parts - 1)
+
+
+def component_tiles(
+    prepared: Prepared, rows: int, columns: int
+) -> tuple[TensorDescriptor, TensorDescriptor, int]:
+    """`tiles` of what rows and their squares are multiplied by, and where the low parts begin."""
+    parts, k, wide = prepared.linear.shape
+    linear, quadratic = prepared.linear, prepared.quadratic
+    both = tiles(linear, wide, rows, columns), tiles(quadratic, wide, rows, columns)
+    return *both, k * (parts - 1)
 
 
 def check_match(samples: Samples, prepared: Prepared) -> None:

@@ -14,20 +14,19 @@ import triton.language as tl
 from gmm_ivf.kernels.blocks import (
     LIFT_BITS,
     LOWEST,
-    load_tile,
     product,
     product2,
     row_logits,
     squares,
-    tile_at,
+    staged_tile,
 )
 
 
 @triton.jit
 def _norm_over(
-    x, x_low, half_norm, b, q, part_b, gain, offset, cols, members, number, best,
+    x, x_low, half_norm, b, q, part_b, gain, offset, members, number, best,
     COV: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, FIND: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Log-normaliser of each row over `number` blocks, listed or the first ones, and its argmax."""
     top = tl.full((BLOCK_N,), LOWEST, tl.float32)
@@ -35,9 +34,8 @@ def _norm_over(
     for i in range(0, number):
         block = tl.load(members + i) if LISTED else i
         logits = row_logits(
-            x, x_low, half_norm, b, q, part_b, gain, offset,
-            block * BLOCK_K + tl.arange(0, BLOCK_K), cols,
-            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+            x, x_low, half_norm, b, q, part_b, gain, offset, block * BLOCK_K,
+            COV, MODE, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if FIND:
             here, at = tl.max(logits, axis=1, return_indices=True)
@@ -52,17 +50,15 @@ def _norm_over(
 
 @triton.jit
 def _weigh(
-    x, x_low, half_norm, b, q, part_b, gain, offset, cols, shift, inside, blocks, mass,
-    COV: tl.constexpr, MODE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    x, x_low, half_norm, b, q, part_b, gain, offset, shift, inside, blocks, mass,
+    COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sum of the powers of 2 of the logits less `shift`: returned by row, stored by block."""
     total = tl.zeros((BLOCK_N,), tl.float32)
     for block in range(0, blocks):
         logits = row_logits(
-            x, x_low, half_norm, b, q, part_b, gain, offset,
-            block * BLOCK_K + tl.arange(0, BLOCK_K), cols,
-            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+            x, x_low, half_norm, b, q, part_b, gain, offset, block * BLOCK_K,
+            COV, MODE, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         part = tl.sum(tl.exp2(logits - shift[:, None]), axis=1)
         total += part
@@ -72,30 +68,28 @@ def _weigh(
 
 @triton.jit(do_not_specialize=["n"])
 def norm_kernel(
-    x,  # (P, rows, stride)
+    x,  # tiles of (BLOCK_N, all features)
     half_norm,  # (rows,)
-    b, q,  # (P, k, BLOCK_D)
+    b, q,  # tiles of (BLOCK_K, all features)
     gain, offset,  # (k,)
     tiles,  # (programs,) which tile each program does
     members, counts,  # (all tiles, blocks) and (all tiles,), with LISTED
     out,  # (rows,) base-2 log-normalisers
     best,  # (rows,) the likeliest component, with FIND
-    n, blocks, d, stride, part_x, part_b,
+    n, blocks, part_x, part_b,
     COV: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, FIND: tl.constexpr,
-    EVEN_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Log-normalisers of the rows of some tiles, over all blocks or those that a tile lists."""
     tile = tl.load(tiles + tl.program_id(0)).to(tl.int64)
-    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols = tl.arange(0, BLOCK_D)
-    at = tile_at(x, tile * BLOCK_N, cols, stride, BLOCK_N)
-    xt = load_tile(at, cols, d, EVEN_D)
-    x_low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt
+    first = (tile * BLOCK_N).to(tl.int32)
+    rows = first + tl.arange(0, BLOCK_N)
+    xt, x_low = staged_tile(x, first, 0, part_x, MODE)
     half = tl.load(half_norm + rows) if COV == "spherical" else 0.0
     number = tl.load(counts + tile) if LISTED else blocks
     norm, found = _norm_over(
-        xt, x_low, half, b, q, part_b, gain, offset, cols, members + tile * blocks, number,
-        tl.zeros((BLOCK_N,), tl.int32), COV, MODE, LISTED, FIND, BLOCK_N, BLOCK_K, BLOCK_D,
+        xt, x_low, half, b, q, part_b, gain, offset, members + tile * blocks, number,
+        tl.zeros((BLOCK_N,), tl.int32), COV, MODE, LISTED, FIND, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     tl.store(out + rows, norm, mask=rows < n)
     if FIND:
@@ -104,16 +98,15 @@ def norm_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def weigh_kernel(
-    x,  # (P, rows, stride)
+    x,  # tiles of (BLOCK_N, all features)
     half_norm,  # (rows,)
-    b, q,  # (P, k, BLOCK_D)
+    b, q,  # tiles of (BLOCK_K, all features)
     gain, offset,  # (k,)
     shift,  # (rows,) a guess of the result
     out,  # (rows,) base-2 log-normalisers
     mass,  # (tiles, blocks) responsibilities of the rows of a tile, as the guess has them
-    n, blocks, d, stride, part_x, part_b,
-    COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    n, blocks, part_x, part_b,
+    COV: tl.constexpr, MODE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Log-normaliser of each row over all blocks, and the mass of each block in each tile.
 
@@ -121,27 +114,25 @@ def weigh_kernel(
     done again with its true log-normalisers for a guess.
     """
     tile = tl.program_id(0).to(tl.int64)
-    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols = tl.arange(0, BLOCK_D)
+    first = (tile * BLOCK_N).to(tl.int32)
+    rows = first + tl.arange(0, BLOCK_N)
     inside = rows < n
-    at = tile_at(x, tile * BLOCK_N, cols, stride, BLOCK_N)
-    xt = load_tile(at, cols, d, EVEN_D)
-    x_low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt
+    xt, x_low = staged_tile(x, first, 0, part_x, MODE)
     half = tl.load(half_norm + rows) if COV == "spherical" else 0.0
     guess = tl.load(shift + rows)
     total = _weigh(
-        xt, x_low, half, b, q, part_b, gain, offset, cols, guess, inside, blocks,
-        mass + tile * blocks, COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+        xt, x_low, half, b, q, part_b, gain, offset, guess, inside, blocks,
+        mass + tile * blocks, COV, MODE, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     sound = ((total > 1e-20) & (total < 1e30)) | ~inside
     if tl.min(sound.to(tl.int32), axis=0) == 0:
         guess, _ = _norm_over(
-            xt, x_low, half, b, q, part_b, gain, offset, cols, gain, blocks, 0,
-            COV, MODE, False, False, BLOCK_N, BLOCK_K, BLOCK_D,
+            xt, x_low, half, b, q, part_b, gain, offset, gain, blocks, 0,
+            COV, MODE, False, False, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         total = _weigh(
-            xt, x_low, half, b, q, part_b, gain, offset, cols, guess, inside, blocks,
-            mass + tile * blocks, COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+            xt, x_low, half, b, q, part_b, gain, offset, guess, inside, blocks,
+            mass + tile * blocks, COV, MODE, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     tl.store(out + rows, guess + tl.log2(tl.where(inside, total, 1.0)), mask=inside)
 
@@ -161,15 +152,15 @@ def _added(total, resp, resp_low, x, x_low, SPLIT: tl.constexpr, MODE: tl.conste
 
 @triton.jit
 def listed_moment_kernel(
-    x,  # (P, rows, stride)
+    x,  # tiles of (BLOCK_N, all features)
     half_norm,  # (rows,)
-    b, q,  # (P, k, BLOCK_D)
+    b, q,  # tiles of (BLOCK_K, all features)
     gain, offset,  # (k,)
     norm,  # (rows,)
     members, counts,  # (blocks, room) and (blocks,): the tiles of a block
     s0, s1, s2,  # (S, k), (S, k, BLOCK_D), S x (k,) or (k, BLOCK_D): sums of r, r x and r x^2
-    room, k, d, stride, part_x, part_b,
-    COV: tl.constexpr, MODE: tl.constexpr, EVEN_D: tl.constexpr,
+    room, k, part_x, part_b,
+    COV: tl.constexpr, MODE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Moments of one block of components over one slab of the tiles of its list."""
@@ -183,24 +174,22 @@ def listed_moment_kernel(
     number = tl.load(counts + block)
     length = tl.cdiv(number, tl.num_programs(1))
     for i in range(slab * length, tl.minimum((slab + 1) * length, number)):
-        tile = tl.load(members + block * room + i).to(tl.int64)
-        rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        at = tile_at(x, tile * BLOCK_N, cols, stride, BLOCK_N)
-        xt = load_tile(at, cols, d, EVEN_D)
-        x_low = load_tile(at + part_x, cols, d, EVEN_D) if MODE == "fp16x3" else xt
+        first_row = tl.load(members + block * room + i) * BLOCK_N
+        rows = first_row + tl.arange(0, BLOCK_N)
+        xt, x_low = staged_tile(x, first_row, 0, part_x, MODE)
         half = tl.load(half_norm + rows)
         logits = row_logits(
-            xt, x_low, half, b, q, part_b, gain, offset, ks, cols,
-            COV, MODE, BLOCK_N, BLOCK_K, BLOCK_D,
+            xt, x_low, half, b, q, part_b, gain, offset, tl.program_id(0) * BLOCK_K,
+            COV, MODE, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         exact = tl.exp2(logits - (tl.load(norm + rows) - LIFT_BITS)[:, None])
-        resp = exact.to(x.dtype.element_ty)
+        resp = exact.to(xt.dtype)
         # Counted as they enter the other sums, so that means and variances keep no bias.
         counted = exact if MODE == "fp16x3" else resp.to(tl.float32)
         count += tl.sum(counted, axis=0)
         if COV == "spherical":
             radius += tl.sum(counted * half[:, None], axis=0)
-        resp_low = tl.trans((exact - resp.to(tl.float32)).to(x.dtype.element_ty))
+        resp_low = tl.trans((exact - resp.to(tl.float32)).to(xt.dtype))
         resp = tl.trans(resp)
         first = _added(first, resp, resp_low, xt, x_low, MODE == "fp16x3", MODE)
         if COV == "diag":

@@ -115,7 +115,7 @@ class Loop:
             sums = em.moments(samples, rows, prepared, scratch=self._partials)
         self.norm, self.counts = rows.norm, sums.count
         if prepared.components.covariance_type in UPDATED_TYPES:
-            update(samples, prepared, sums, self._reg_covar, frozen=self._frozen)
+            update(prepared, sums, self._reg_covar, frozen=self._frozen)
             return log_total(samples, rows)
         statistics = about_means(samples, rows, prepared, sums)
         new = m_step(

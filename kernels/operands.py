@@ -96,8 +96,8 @@ class Prepared:
     fused : bool
         For the kernels that keep all features of a component on chip, else for the chunked ones.
     linear : Tensor of shape (P, K', D')
-        What the row is multiplied by, in the storage type; for the chunked kernels its tail too.
-        full: the means, rounded in half precision, else float32.
+        What the row is multiplied by, in the storage type. full: the means, rounded in half
+        precision, else float32.
     quadratic : Tensor of shape (P, K', D')
         diag: what the squares of the row are multiplied by. full: the factors of the precisions,
         (P, groups, pairs, panel, group * panel): of the blocks on and above the diagonal, (0, 0),
@@ -152,9 +152,10 @@ def sample_width(d: int) -> int:
 def split(x: Tensor, mode: str) -> Tensor:
     """Round to the storage type: (P, ...), high part first. The sum over P is the rounded value."""
     if mode == "tf32":
-        # Round to nearest, ties away: adding half a unit carries into the exponent where it must.
+        # To nearest, ties to even: samples far from the origin lie on a grid on which ties are
+        # frequent. Adding half a unit carries into the exponent where it must.
         bits = x.to(torch.float32).contiguous().view(torch.int32)
-        return ((bits + 4096) & -8192).view(torch.float32)[None]
+        return ((bits + 4095 + ((bits >> 13) & 1)) & -8192).view(torch.float32)[None]
     high = x.to(STORAGE[mode])
     if mode != "fp16x3":
         return high[None]
@@ -340,8 +341,6 @@ def prepare(components: Components, mode: str, *, fused: bool | None = None) -> 
     tail = torch.zeros(k + more, TAIL_COLUMNS, dtype=linear.dtype, device=linear.device)
     if kind == "spherical":
         tail[:, 1:4] = -NORM_SCALE
-    if not fused:
-        linear[0, :, sample_width(d) : sample_width(d) + TAIL_COLUMNS] = tail
     return Prepared(
         components,
         mode,

@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import chunked
-from gmm_ivf.kernels.launch import Configs, Sums, config_for, device_limits, specialise, total
+from gmm_ivf.kernels.launch import (
+    Configs,
+    Sums,
+    component_tiles,
+    config_for,
+    device_limits,
+    sample_tiles,
+    specialise,
+    tiles,
+    total,
+)
 from gmm_ivf.kernels.operands import NORM_SCALE, ROW_STEP, Prepared, Samples
 from gmm_ivf.kernels.tuning import SUM_BLOCK_D, chunk_block_d
 
@@ -26,11 +36,12 @@ class Chunks:
     Attributes
     ----------
     resp : Tensor
-        Responsibilities of a chunk times 2**LIFT, (chunk, K') as seen by `resp_strides`.
+        Responsibilities of a chunk times 2**LIFT, (chunk, K'), or (K', chunk) if `turned`.
+    turned : bool
     """
 
     resp: Tensor
-    resp_strides: tuple[int, int]
+    turned: bool
 
     def __init__(self, samples: Samples, prepared: Prepared, configs: Configs, chunk: int):
         self.samples, self.prepared, self.configs = samples, prepared, configs
@@ -56,9 +67,16 @@ class Sweep(Chunks):
         self.tiles = self.k // self.config.block_k
         device = samples.values.device
         self.resp = torch.empty(self.chunk, self.k, dtype=dtype, device=device)
-        self.resp_strides = (self.k, 1)
+        self.turned = False
         self.top = torch.empty(self.tiles, self.chunk, dtype=torch.float32, device=device)
         self.total = torch.empty_like(self.top)
+        # Made once: a launch takes about as long as its kernel.
+        config, block_d = self.config, chunk_block_d(prepared.mode)
+        self._flags = {**specialise(prepared, config), "BLOCK_D": block_d}
+        x, part_x = sample_tiles(samples, config.block_n, block_d)
+        b, q, part_b = component_tiles(prepared, config.block_k, block_d)
+        self._operands = x, samples.half_norm, b, q, prepared.gain, prepared.offset
+        self._sizes = self.chunk, self.k, samples.width, part_x, part_b
 
     def norms(self, start: int, chunk: int, norm: Tensor) -> None:
         """Log-normalisers of a chunk."""
@@ -82,13 +100,10 @@ class Sweep(Chunks):
         return self.resp
 
     def _logits(self, start: int, chunk: int, output: str) -> None:
-        s, p, config = self.samples, self.prepared, self.config
-        flags = specialise(s, p, config, chunk_block_d(p.mode))
-        flags.update(OUTPUT=output, EVEN_D=self.stride % flags["BLOCK_D"] == 0)
-        chunked.logit_kernel[(self.tiles, chunk // config.block_n)](
-            s.values, p.linear, p.quadratic, p.gain, p.offset, self.resp, self.top, self.total,
-            start, self.chunk, self.k, s.width, self.stride, self.wide,
-            self.part_x, self.k * self.wide * (self.parts - 1), **flags,
+        out: Any = output
+        chunked.logit_kernel[(self.tiles, chunk // self.config.block_n)](
+            *self._operands, self.resp, self.top, self.total, start, *self._sizes,
+            OUTPUT=out, **self._flags,
         )  # fmt: skip
 
     def _normalise(self, start: int, chunk: int, norm: Tensor) -> None:
@@ -112,15 +127,20 @@ class Moments:
         shape = (-(-sweep.chunk // self.slab), sweep.k, sweep.wide)
         self.s1 = torch.zeros(shape, dtype=torch.float32, device=samples.values.device)
         self.s2 = torch.zeros_like(self.s1) if self.diag else self.s1
+        self._flags = {**specialise(prepared, self.config), "BLOCK_D": SUM_BLOCK_D}
+        self._flags["TURNED"] = sweep.turned
+        shape = self.config.block_n, self.config.block_k
+        self._operands = (
+            tiles(samples.values, sweep.stride, shape[0], SUM_BLOCK_D),
+            tiles(sweep.resp, sweep.resp.shape[1], *(shape[::-1] if sweep.turned else shape)),
+        )
 
     def add(self, start: int, chunk: int) -> None:
         """Add those of a chunk, whose responsibilities are there."""
         sweep = self.sweep
-        flags = specialise(sweep.samples, sweep.prepared, self.config, SUM_BLOCK_D)
-        flags.update(EVEN_D=sweep.stride % SUM_BLOCK_D == 0)
         chunked.sum_kernel[(*self.grid, -(-chunk // self.slab))](
-            sweep.samples.values, sweep.resp, self.s1, self.s2, start, chunk, self.slab,
-            sweep.k, sweep.stride, *sweep.resp_strides, sweep.wide, sweep.part_x, **flags,
+            *self._operands, self.s1, self.s2, start, chunk, self.slab, sweep.k, sweep.wide,
+            sweep.rows * (sweep.parts - 1), **self._flags,
         )  # fmt: skip
 
     def totals(self) -> Sums:

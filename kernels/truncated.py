@@ -26,8 +26,10 @@ from gmm_ivf.kernels.launch import (
     Sums,
     about_means,
     check_match,
+    component_tiles,
     device_limits,
     log_total,
+    sample_tiles,
     specialise,
     total,
 )
@@ -124,19 +126,13 @@ def sort_samples(samples: Samples, order: Tensor) -> Samples:
 
 
 def _operands(
-    samples: Samples, prepared: Prepared
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (
-        samples.values, samples.half_norm, prepared.linear, prepared.quadratic,
-        prepared.gain, prepared.offset,
-    )  # fmt: skip
-
-
-def _strides(samples: Samples, prepared: Prepared) -> tuple[int, int, int, int]:
-    """Features, stride of a row, and distances to the low parts of samples and components."""
-    parts, rows, stride = samples.values.shape
-    k, block_d = prepared.linear.shape[1:]
-    return samples.width, stride, rows * stride * (parts - 1), k * block_d * (parts - 1)
+    samples: Samples, prepared: Prepared, shape: Config
+) -> tuple[tuple[Any, Tensor, Any, Any, Tensor, Tensor], tuple[int, int]]:
+    """Samples and components for a kernel, and the rows at which their low parts begin."""
+    block_d = prepared.linear.shape[2]
+    x, part_x = sample_tiles(samples, shape.block_n, block_d)
+    b, q, part_b = component_tiles(prepared, shape.block_k, block_d)
+    return (x, samples.half_norm, b, q, prepared.gain, prepared.offset), (part_x, part_b)
 
 
 def _norms(
@@ -152,10 +148,10 @@ def _norms(
     check_match(samples, prepared)
     members, counts = (lists.tile_blocks, lists.tile_counts) if lists else (tiles, tiles)
     flags: dict[str, Any] = {"LISTED": lists is not None, "FIND": best is not None}
+    operands, low = _operands(samples, prepared, shape)
     listed.norm_kernel[(len(tiles),)](
-        *_operands(samples, prepared), tiles, members, counts, out, out if best is None else best,
-        samples.n, block_count(prepared, shape), *_strides(samples, prepared),
-        **flags, **specialise(samples, prepared, shape, prepared.linear.shape[2]),
+        *operands, tiles, members, counts, out, out if best is None else best,
+        samples.n, block_count(prepared, shape), *low, **flags, **specialise(prepared, shape),
     )  # fmt: skip
 
 
@@ -195,11 +191,10 @@ def weigh(samples: Samples, prepared: Prepared, guess: Rows, shape: Config) -> t
     norm = samples.empty_rows()
     tiles, blocks = -(-samples.n // shape.block_n), block_count(prepared, shape)
     mass = torch.empty(tiles, blocks, dtype=torch.float32, device=norm.device)
+    operands, low = _operands(samples, prepared, shape)
     listed.weigh_kernel[(tiles,)](
-        *_operands(samples, prepared), guess.norm, norm, mass,
-        samples.n, blocks, *_strides(samples, prepared),
-        **specialise(samples, prepared, shape, prepared.linear.shape[2]),
-    )  # fmt: skip
+        *operands, guess.norm, norm, mass, samples.n, blocks, *low, **specialise(prepared, shape)
+    )
     return Rows(norm), mass
 
 
@@ -282,10 +277,11 @@ def listed_sums(
 
     s0, s1 = partial(), partial(block_d)
     s2 = {"spherical": partial(), "diag": partial(block_d)}.get(kind, s0)
+    operands, low = _operands(samples, prepared, shape)
+    block: Any = block_d
     listed.listed_moment_kernel[(blocks, slabs)](
-        *_operands(samples, prepared), kept.norm, lists.block_tiles, lists.block_counts,
-        s0, s1, s2, lists.block_tiles.shape[1], k, *_strides(samples, prepared),
-        **specialise(samples, prepared, shape, block_d),
+        *operands, kept.norm, lists.block_tiles, lists.block_counts, s0, s1, s2,
+        lists.block_tiles.shape[1], k, *low, BLOCK_D=block, **specialise(prepared, shape),
     )  # fmt: skip
     first = total(s1, prepared)[:, : samples.n_features]
     second = first if kind == "tied" else total(s2, prepared)
@@ -313,7 +309,7 @@ def advance(
         Log-likelihood of the listed components.
     """
     if prepared.components.covariance_type in UPDATED_TYPES:
-        update(samples, prepared, sums, sums.count.new_full((1,), reg_covar))
+        update(prepared, sums, sums.count.new_full((1,), reg_covar))
         return prepared, log_total(samples, kept)
     stats = about_means(samples, kept, prepared, sums)
     new = m_step(stats, prepared.components, reg_covar, check=False, mode=prepared.mode)

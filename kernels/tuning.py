@@ -40,11 +40,13 @@ class Config:
 FIRST = {
     "row": Config(256, 64, 8, 2),
     "moment": Config(64, 64, 4, 3),
-    "logit": Config(256, 128, 8, 3),
+    "logit": Config(128, 128, 4, 3),
     "sum": Config(64, 128, 4, 3),
 }
-# Float32 products run on the ordinary units, which large tiles make spill.
-FIRST_FP32 = {**FIRST, "logit": Config(128, 64, 4, 2), "sum": Config(32, 64, 4, 2)}
+# Float32 products run on the ordinary units, which large tiles make spill, above all the two sums
+# of diag: a tenth of the speed.
+FIRST_FP32 = {**FIRST, "logit": Config(64, 64, 4, 2), "sum": Config(32, 64, 4, 2)}
+FIRST_FP32_DIAG = {**FIRST_FP32, "sum": Config(16, 64, 8, 1)}
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,11 @@ class Problem:
 
 
 def chunk_block_d(mode: str) -> int:
-    """Features per step of the chunked logits: 128 bytes."""
-    return 128 // ELEMENT_BYTES[mode]
+    """Features per step of the chunked logits: 128 bytes, half in float32, which fills registers.
+
+    Ordinary units take the operands of a step into them.
+    """
+    return (64 if mode == "fp32" else 128) // ELEMENT_BYTES[mode]
 
 
 def shared_bytes(problem: Problem, config: Config) -> int:
@@ -80,8 +85,10 @@ def shared_bytes(problem: Problem, config: Config) -> int:
         return row * squares * (config.block_n + config.block_k * stages)
     resident = row * config.block_k * (2 if diag else 1)
     derived = 2 * row // parts * config.block_n if diag else 0
+    # Tensor cores want operands in tf32 laid out another way than they are loaded.
+    turned = (2 if diag else 1) * row * config.block_n if problem.mode == "tf32" else 0
     vectors = 8 * config.block_n * stages
-    return resident + row * config.block_n * stages + derived + vectors
+    return resident + row * config.block_n * stages + derived + turned + vectors
 
 
 def _chunked_bytes(problem: Problem, config: Config, parts: int) -> int:
@@ -116,11 +123,24 @@ def fits(problem: Problem, config: Config, shared_limit: int) -> bool:
     return within and shared_bytes(problem, config) <= shared_limit
 
 
-def grid(job: str, mode: str) -> list[Config]:
+def grid(problem: Problem) -> list[Config]:
     """All shapes considered, the most promising first."""
-    first = (FIRST_FP32 if mode == "fp32" else FIRST)[job]
+    first = FIRST[problem.job]
+    if problem.mode == "fp32":
+        diag = problem.covariance_type == "diag"
+        first = (FIRST_FP32_DIAG if diag else FIRST_FP32)[problem.job]
     shapes = {
-        4: [(128, 64), (64, 64), (64, 128), (128, 32), (64, 32), (32, 64), (32, 32), (16, 16)],
+        4: [
+            (128, 64),
+            (64, 64),
+            (64, 128),
+            (128, 128),
+            (128, 32),
+            (64, 32),
+            (32, 64),
+            (32, 32),
+            (16, 16),
+        ],
         8: [(256, 64), (128, 128), (64, 128), (128, 64), (256, 128)],
     }
     order = [(8, 3), (4, 3), (8, 2), (4, 2), (4, 1)]
@@ -130,7 +150,7 @@ def grid(job: str, mode: str) -> list[Config]:
 
 def candidates(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> list[Config]:
     """At most 24 configurations worth timing; never empty."""
-    good = [c for c in grid(problem.job, problem.mode) if fits(problem, c, shared_limit)]
+    good = [c for c in grid(problem) if fits(problem, c, shared_limit)]
     if problem.job == "moment":
         # The matrix units of Hopper take 64 components at a time, or else none at all.
         good.sort(key=lambda config: config.block_k < 64)

@@ -18,7 +18,7 @@ from torch import Tensor
 from gmm_ivf.kernels import components, operands
 from gmm_ivf.kernels.blocks import split64
 from gmm_ivf.kernels.launch import Sums
-from gmm_ivf.kernels.operands import Prepared, Samples
+from gmm_ivf.kernels.operands import Prepared
 
 UPDATED_TYPES = ("spherical", "diag")
 COUNT_BLOCK = 1024
@@ -26,7 +26,6 @@ COUNT_BLOCK = 1024
 LOG2E = tl.constexpr(operands.LOG2E)
 LOG_2PI = tl.constexpr(math.log(2 * math.pi))
 NEVER = tl.constexpr(operands.NEVER)
-NORM_SCALE = tl.constexpr(operands.NORM_SCALE)
 SCALED_MAX = tl.constexpr(operands.SCALED_MAX)
 COUNT_FLOOR = tl.constexpr(components.COUNT_FLOOR)
 
@@ -102,14 +101,13 @@ def update_kernel(
     weights, means, covariances, factors,  # float64, written; the means are read too
     linear, quadratic,  # (P, padded, wide), written
     gain, offset,  # (padded,), written
-    k, d, stride, padded, wide, tail,
-    COV: tl.constexpr, MODE: tl.constexpr, TAILED: tl.constexpr, FROZEN: tl.constexpr,
+    k, d, stride, padded, wide,
+    COV: tl.constexpr, MODE: tl.constexpr, FROZEN: tl.constexpr,
     COUNT_BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """New parameters of a few components and their staged form, padding included.
 
-    If TAILED the rows of `linear` hold their tail, from column `tail` on. If FROZEN only the means
-    are new.
+    If FROZEN only the means are new.
     """
     ks = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     cols = tl.arange(0, BLOCK_D)
@@ -135,9 +133,6 @@ def update_kernel(
         tl.store(factors + ks, factor, mask=real)
         log_peak = (tl.log(factor) - LOG_2PI / 2) * d
         high, low, scale, radius = _spherical(mean, factor, MODE)
-        if TAILED:
-            is_norm = ((cols > tail) & (cols < tail + 4))[None, :]
-            high = tl.where(is_norm, -NORM_SCALE, high).to(high.dtype)
     else:
         tl.store(covariances + place * d + cols[None, :], covariance, mask=inside)
         tl.store(factors + place * d + cols[None, :], factor, mask=inside)
@@ -158,14 +153,12 @@ def update_kernel(
     tl.store(offset + ks, bits.to(tl.float32), mask=ks < padded)
 
 
-def update(
-    samples: Samples, prepared: Prepared, sums: Sums, reg_covar: Tensor, *, frozen: bool = False
-) -> None:
+def update(prepared: Prepared, sums: Sums, reg_covar: Tensor, *, frozen: bool = False) -> None:
     """Overwrite components and their staged form with those of the next iteration.
 
     Parameters
     ----------
-    samples, prepared
+    prepared : Prepared
         Those the sums were computed with; covariances spherical or diag.
     sums : Sums
         About the origin.
@@ -179,12 +172,12 @@ def update(
     padded, wide = prepared.linear.shape[1:]
     block_k, shape = operands.block_shape(wide)
     flags: dict[str, Any] = {
-        "COV": c.covariance_type, "MODE": prepared.mode, "TAILED": not prepared.fused,
-        "FROZEN": frozen, "COUNT_BLOCK": COUNT_BLOCK, **shape,
+        "COV": c.covariance_type, "MODE": prepared.mode, "FROZEN": frozen,
+        "COUNT_BLOCK": COUNT_BLOCK, **shape,
     }  # fmt: skip
     update_kernel[(-(-padded // block_k),)](
         sums.count.contiguous(), sums.first, sums.second, reg_covar,
         c.weights, c.means, c.covariances, c.precisions_cholesky,
         prepared.linear, prepared.quadratic, prepared.gain, prepared.offset,
-        k, d, sums.first.stride(0), padded, wide, samples.width, **flags,
+        k, d, sums.first.stride(0), padded, wide, **flags,
     )  # fmt: skip

@@ -114,7 +114,7 @@ def test_the_first_iteration_that_exceeds_the_bound_is_done_exactly(
 
     monkeypatch.setattr(TruncatedEngine, "_loss", third_exceeds)
     x = blobs(64, 5, 33, 12.0)
-    options = {"device": device, "backend": "triton", "max_iter": 5}
+    options = {"device": device, "backend": "triton", "precision": "fp16x3", "max_iter": 5}
     exact, cut = fit(x, 33, **options), fit(x, 33, truncation=1e-4, **options)
     share = np.array(cut.fit_report_["visited_share"])
     assert (share == 1).tolist() == [False, False, True, False, False]

@@ -11,6 +11,7 @@ from triton import knobs
 
 from gmm_ivf.kernels import em, passes, reference
 from gmm_ivf.kernels.components import Components
+from gmm_ivf.kernels.loop import Loop
 from gmm_ivf.kernels.tuning import JOBS, Config
 
 pytestmark = pytest.mark.skipif(
@@ -189,6 +190,19 @@ def test_far_samples_and_dead_components(d: int) -> None:
     assert float(stats.s0[:32].abs().max()) == 0.0
     want, _ = reference.e_step(x.double(), components)
     assert float((em.log_density(samples, rows, prepared) - want).abs().max()) < 1e-2
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["spherical", "diag"])
+def test_components_of_one_sample_stay_finite(kind: str) -> None:
+    """Their variance is the ridge: logits of tens of millions, of which few bits are left."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 128, generator=generator).to(DEVICE)
+    components = Components.equal(kind, x[:64].double(), 0.5)
+    loop = Loop(em.stage(x, "fp16"), components, 1e-6)
+    assert bool(loop.run(4).isfinite().all())
+    assert float(loop.components().covariances.min()) < 1e-4
+    assert float(loop.counts.sum()) == pytest.approx(100, abs=0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
