@@ -174,12 +174,14 @@ class Engine:
         """`size` distinct samples (or all) in the frame, in the order of the source."""
         dtype = torch_backend.compute_dtype(mode)
         if size >= self.rows.n:
-            indices = np.arange(self.rows.n)
+            indices = torch.arange(self.rows.n, device=self.device)
         else:
             draw = torch.Generator(self.device).manual_seed(int(rng.randint(2**31)))
             order = torch.randperm(self.rows.n, generator=draw, device=self.device)
-            indices = order[:size].sort().values.cpu().numpy()
-        return self.rows.take(indices, self.frame, dtype, self.device)
+            indices = order[:size].sort().values
+        if self._stays_on_device(dtype):
+            return self.resident(dtype)[indices]
+        return self.rows.take(indices.cpu().numpy(), self.frame, dtype, self.device)
 
     def kmeans_passes(self, size: int, rng: np.random.RandomState) -> Iterator[Pass]:
         """Assignment of `size` samples, in each precision that may run, cheapest first."""

@@ -43,6 +43,8 @@ FIRST = {
     "logit": Config(128, 128, 4, 3),
     "sum": Config(64, 128, 4, 3),
 }
+# More warps hold the squares of a tile as well: 1.7 times as fast.
+FIRST_DIAG = {**FIRST, "logit": Config(256, 128, 8, 3)}
 # Float32 products run on the ordinary units, which large tiles make spill, above all the two sums
 # of diag: a tenth of the speed.
 FIRST_FP32 = {**FIRST, "logit": Config(64, 64, 4, 2), "sum": Config(32, 64, 4, 2)}
@@ -125,10 +127,9 @@ def fits(problem: Problem, config: Config, shared_limit: int) -> bool:
 
 def grid(problem: Problem) -> list[Config]:
     """All shapes considered, the most promising first."""
-    first = FIRST[problem.job]
-    if problem.mode == "fp32":
-        diag = problem.covariance_type == "diag"
-        first = (FIRST_FP32_DIAG if diag else FIRST_FP32)[problem.job]
+    diag, fp32 = problem.covariance_type == "diag", problem.mode == "fp32"
+    of_kind = (FIRST_FP32_DIAG if fp32 else FIRST_DIAG) if diag else FIRST_FP32 if fp32 else FIRST
+    first = of_kind[problem.job]
     shapes = {
         4: [
             (128, 64),

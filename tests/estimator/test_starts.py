@@ -13,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from gmm_ivf import GaussianMixture, engine, seeding
 from gmm_ivf.kernels.components import Components
 from gmm_ivf.lloyd import TorchPass, lloyd
+from gmm_ivf.rows import Rows
 
 METHODS = ["kmeans", "k-means++", "random", "random_from_data"]
 
@@ -321,3 +322,17 @@ def test_verbose_draws_on_stderr(overlapping, capsys):
     assert out == ""
     assert "EM 1/2" in err
     assert "EM 2/2" in err
+
+
+@pytest.mark.parametrize("size", [50, 1000])
+def test_a_sample_on_the_device_is_that_of_blocks(size, monkeypatch):
+    """A GPU draws it from the samples that it keeps, everything else reads them block by block."""
+    rows = Rows(np.random.default_rng(0).normal(3, 2, (400, 5)).astype(np.float32))
+    device = torch.device("cpu")
+    passes = engine.Engine(rows, rows.scan(device), device, ("fp32",), None)
+    read = passes.sample(size, np.random.RandomState(1), "fp32")
+    monkeypatch.setattr(engine.Engine, "_stays_on_device", lambda _self, _dtype: True)
+    kept = passes.sample(size, np.random.RandomState(1), "fp32")
+    assert len(read) == min(size, 400)
+    assert torch.equal(read, kept)
+    assert kept.data_ptr() != passes.resident(torch.float32).data_ptr()
