@@ -1,8 +1,8 @@
-"""Compiles what EM launches on a Hopper GPU, without one; run by `test_compile.py` as a process.
+"""Compiles what EM launches on a GPU, without one; run by `test_compile.py` as a process.
 
-Arguments are KIND:MODE:N:K:D. Every launch of the loop over such samples is compiled instead, as it
-would be there, and has to fit the GPU's registers and shared memory. Triton's interpreter must be
-off, since it replaces the compiler for the whole process.
+Arguments are the compute capability (80 or 90) and KIND:MODE:N:K:D. Every launch of the loop over
+such samples is compiled instead, as it would be there, and has to fit the GPU's shared memory.
+Triton's interpreter must be off, since it replaces the compiler for the whole process.
 """
 
 import sys
@@ -13,7 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-SHARED_BYTES, REGISTERS, MULTIPROCESSORS = 232448, 65536, 132
+CAPABILITY = int(sys.argv[1])
+GPU, SHARED_BYTES = {80: ("NVIDIA A100", 166912), 90: ("NVIDIA H200", 232448)}[CAPABILITY]
+MULTIPROCESSORS = 132
 
 
 class Device:
@@ -30,7 +32,7 @@ class Device:
 
     @staticmethod
     def get_current_target():
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", CAPABILITY, 32)
 
     @staticmethod
     def get_current_device():
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
     modules: tuple[Any, ...] = (em, full, passes, truncated)
     for module in modules:
-        module.device_limits = lambda _device: ("NVIDIA H200", SHARED_BYTES, MULTIPROCESSORS)
+        module.device_limits = lambda _device: (GPU, SHARED_BYTES, MULTIPROCESSORS)
     for argument in arguments:
         kind, mode, *sizes = argument.split(":")
         n, k, d = map(int, sizes)
@@ -68,4 +70,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[2:])
