@@ -23,8 +23,8 @@ _ROWS_PER_LIST, _MOST_ROWS, _QUERIES = 256, 1 << 18, 400
 _ROWS_PER_ANCHOR, _MOST_ANCHOR_ROWS, _ANCHOR_STEPS = 8, 1 << 20, 2
 _WEIGHTS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BINS = (1, 4)
-# Share of the cost below which the second number of bins is taken.
-_GAIN_OF_BINS = 0.85
+# Share of the cost that the second number of bins has to save, beside the share of memory it adds.
+_GAIN_OF_BINS = 0.05
 # Without a measurement. Of no weight is worse on all data tried, of 0.25 never by much.
 _DEFAULT_WEIGHT = 0.25
 # Lists' worth of vectors to scan, between which the cost at a recall is found.
@@ -49,6 +49,7 @@ class Sample:
         self.points, self.norms = points_and_norms(ranker, rows)
         self.own = ranker.nearest(rows)
         self._ranker, self._x = ranker, x
+        self.total = x.shape[0]
 
     def blocks(self, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Points, components and norms of at most `limit` training vectors, or of the sample.
@@ -106,7 +107,8 @@ def learned_shapes(
     count = min(_MOST_DIRECTIONS, d // 4) if options.sketch is None else options.sketch
     directions = _directions(bare, sample.points, moments, cells, min(count, d))
     shape = replace(bare, directions=directions, units=_units(sample, moments, directions))
-    if not shape.by_list:
+    # Of fewer rows than links most anchors would be one row, shrunk: edges place vectors better.
+    if not shape.by_list and sample.total >= links.neighbours.size:
         shape = _anchored(shape, sample)
         local, moments = shape.place(sample.points, sample.own, sample.norms)
         cells = sample.own * shape.per_component + local
@@ -178,11 +180,12 @@ def _directions(
     return np.ascontiguousarray(vectors[:, ::-1].T, np.float32)
 
 
-def learn(ranker: CoarseRanker, x: Any, options: CellOptions) -> tuple[Shape, float]:
+def learn(ranker: CoarseRanker, x: Any, options: CellOptions, stored: int) -> tuple[Shape, float]:
     """Cells for data like x, and the weight of their residuals.
 
     What the options leave open is chosen by the cost at which held-out rows of x find their
-    nearest neighbours among the others.
+    nearest neighbours among the others; several bins against their memory, where a vector takes
+    `stored` bytes.
     """
     sample = Sample(ranker, x)
     bins = _BINS if options.residual_bins is None else (int(options.residual_bins),)
@@ -195,12 +198,14 @@ def learn(ranker: CoarseRanker, x: Any, options: CellOptions) -> tuple[Shape, fl
     if len(shapes) == 1 and len(weights) == 1:
         return shapes[0], weights[0]
     trial = Trial(ranker, sample, options)
-    costs = np.array([trial.costs(shape, weights) for shape in shapes])
+    measured = [trial.costs(shape, weights) for shape in shapes]
+    costs = np.array([found for found, _ in measured])
     if not np.isfinite(costs).any():
         return shapes[0], _DEFAULT_WEIGHT
-    # Several bins are several times the cells, and their memory.
-    several = len(shapes) > 1 and costs[1].min() < _GAIN_OF_BINS * costs[0].min()
-    choice = 1 if several else 0
+    choice = 0
+    if len(shapes) > 1:
+        one, several = (stored + table for _, table in measured)
+        choice = int(costs[1].min() < (2 - several / one - _GAIN_OF_BINS) * costs[0].min())
     return shapes[choice], weights[int(costs[choice].argmin())]
 
 
@@ -227,16 +232,20 @@ class Trial:
         base = self._rows if self._is_product else self._points
         self._truth = faiss.knn(queries, base, min(_NEIGHBOURS, len(kept)), metric=metric)[1]
 
-    def costs(self, shape: Shape, weights: tuple[float, ...]) -> list[float]:
-        """Distance computations at which 90 % of the neighbours are found, for each weight."""
+    def costs(self, shape: Shape, weights: tuple[float, ...]) -> tuple[list[float], float]:
+        """Distance computations at which 90 % of the neighbours are found, for each weight.
+
+        And what is kept of the cells, in bytes for each row.
+        """
         local, moments = shape.place(self._points, self._own, self._norms)
         cells = self._own * shape.per_component + local
         occupied = Occupied.of_sorted(np.sort(cells), shape.per_component)
         means = Moments.of(cells, moments, shape.units)
         wanted = np.searchsorted(occupied.cells, cells)[self._truth]
         product = self._is_product
-        tables = (ranked_cells(shape, means, occupied, weight, product) for weight in weights)
-        return [self._cost(shape, ranked, wanted) for ranked in tables]
+        tables = [ranked_cells(shape, means, occupied, weight, product) for weight in weights]
+        kept = means.nbytes + sum(np.asarray(part).nbytes for part in tables[0])
+        return [self._cost(shape, ranked, wanted) for ranked in tables], kept / len(cells)
 
     def _cost(self, shape: Shape, ranked: Any, wanted: np.ndarray) -> float:
         recalls, costs = [0.0], [1.0]

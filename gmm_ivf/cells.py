@@ -109,7 +109,7 @@ class CellLayout(StoredLayout):
             flat = isinstance(self.ivf, faiss.IndexIVFFlat)
             self.ivf.train(block(x, "x", slice(1)) if flat else block(x, "x"))
         self._ranker = None
-        self._install(*learn(self._ready(), x, self.cell_options))
+        self._install(*learn(self._ready(), x, self.cell_options, self.ivf.code_size + 8))
 
     def _install(self, shape: Shape, weight: float) -> None:
         self._shape, self._weight, self._ranked = shape, weight, None

@@ -131,7 +131,9 @@ def test_with_a_full_sketch_a_cell_ranks_by_its_mean(blobs, ranker, metric):
 def test_cells_chosen_are_those_of_two_plain_sorts(blobs, ranker):
     x, queries = blobs(3000, 12), blobs(20, 12, seed=4)
     coarse = ranker(x, 16)
-    shape, weight = learn(coarse, x, CellOptions(links=8, residual_bins=2, residual_weight=0.25))
+    shape, weight = learn(
+        coarse, x, CellOptions(links=8, residual_bins=2, residual_weight=0.25), 40
+    )
     sample = Sample(coarse, x)
     local, moments = shape.place(sample.points, sample.own, sample.norms)
     cells = sample.own * shape.per_component + local
@@ -188,16 +190,19 @@ def test_small_links_are_merged(blobs, ranker):
 @pytest.mark.parametrize(
     ("of_one_bin", "of_four", "bins", "weight"),
     [
-        ([5, 4, 3, 4, 5], [9, 9, 9, 9, 2], 4, 0.5),
-        ([5, 4, 3, 4, 5], [9, 9, 9, 9, 2.9], 1, 0.25),
-        ([np.inf] * 5, [np.inf] * 5, 1, 0.25),
+        ([5, 4, 3, 4, 5], ([9, 9, 9, 9, 2], 15), 4, 0.5),
+        ([5, 4, 3, 4, 5], ([9, 9, 9, 9, 2], 40), 1, 0.25),
+        ([5, 4, 3, 4, 5], ([9, 9, 9, 9, 2.7], 3), 4, 0.5),
+        ([5, 4, 3, 4, 5], ([9, 9, 9, 9, 2.8], 3), 1, 0.25),
+        ([np.inf] * 5, ([np.inf] * 5, 3), 1, 0.25),
     ],
 )
 def test_what_costs_least_is_learned(blobs, ranker, monkeypatch, of_one_bin, of_four, bins, weight):
+    """Four bins where they save more than 5 % and the share of memory that they add."""
     x = blobs(1500, 12)
-    costs = {1: of_one_bin, 4: of_four}
+    costs = {1: (of_one_bin, 2), 4: of_four}
     monkeypatch.setattr(Trial, "costs", lambda self, shape, weights: costs[shape.bins])
-    shape, found = learn(ranker(x, 10), x, CellOptions())
+    shape, found = learn(ranker(x, 10), x, CellOptions(), 4 * x.shape[1])
     assert (shape.bins, found) == (bins, weight)
 
 
@@ -207,9 +212,10 @@ def test_a_trial_measures_searches(blobs, ranker):
     sample = Sample(coarse, x)
     trial = Trial(coarse, sample, CellOptions())
     shape = learned_shapes(coarse, sample, CellOptions(), (1,))[0]
-    few, many = trial.costs(shape, (0.25, 20.0))
+    (few, many), kept = trial.costs(shape, (0.25, 20.0))
     assert 10 < few < many
     assert few < 2600
+    assert 0 < kept < 200
 
 
 def test_cells_fit_their_lists_after_a_removal_that_failed(blobs, monkeypatch):
