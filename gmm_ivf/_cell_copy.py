@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from gmm_ivf._cell_table import Occupied
-from gmm_ivf._faiss import disown_quantizer, faiss, raw
+from gmm_ivf._faiss import ID_BYTES, disown_quantizer, faiss, raw
 from gmm_ivf._scan import spread_over_threads
 
-_ID_BYTES, _LIST_HEADER_BYTES = 8, 48
+_LIST_HEADER_BYTES = 48
 
 
 class CellCopy:
@@ -68,7 +68,7 @@ class CellCopy:
     @property
     def nbytes(self) -> int:
         """Memory of codes, ids, lists and means."""
-        entries = int(self.sizes.sum()) * (self.ivf.code_size + _ID_BYTES)
+        entries = int(self.sizes.sum()) * (self.ivf.code_size + ID_BYTES)
         table = 4 * self._quantizer.rq.codebooks.size()
         return entries + len(self.sizes) * (_LIST_HEADER_BYTES + 8) + table + self.keys.nbytes
 

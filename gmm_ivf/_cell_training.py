@@ -39,6 +39,11 @@ class Sample:
     ----------
     ranker : CoarseRanker
     x : matrix
+
+    Attributes
+    ----------
+    total : int
+        Rows of x, of which the sample holds a part.
     """
 
     def __init__(self, ranker: CoarseRanker, x: Any):
@@ -56,7 +61,7 @@ class Sample:
 
         As many at a time as the sample has.
         """
-        size, n = len(self.own), self._x.shape[0]
+        size, n = len(self.own), self.total
         if size == n or size >= limit:
             yield self.points, self.own, self.norms
             return
@@ -205,7 +210,8 @@ def learn(ranker: CoarseRanker, x: Any, options: CellOptions, stored: int) -> tu
     choice = 0
     if len(shapes) > 1:
         one, several = (stored + table for _, table in measured)
-        choice = int(costs[1].min() < (2 - several / one - _GAIN_OF_BINS) * costs[0].min())
+        growth = several / one - 1
+        choice = int(costs[1].min() < (1 - growth - _GAIN_OF_BINS) * costs[0].min())
     return shapes[choice], weights[int(costs[choice].argmin())]
 
 
@@ -242,10 +248,12 @@ class Trial:
         occupied = Occupied.of_sorted(np.sort(cells), shape.per_component)
         means = Moments.of(cells, moments, shape.units)
         wanted = np.searchsorted(occupied.cells, cells)[self._truth]
-        product = self._is_product
-        tables = [ranked_cells(shape, means, occupied, weight, product) for weight in weights]
-        kept = means.nbytes + sum(np.asarray(part).nbytes for part in tables[0])
-        return [self._cost(shape, ranked, wanted) for ranked in tables], kept / len(cells)
+        costs, kept = [], 0
+        for weight in weights:
+            ranked = ranked_cells(shape, means, occupied, weight, self._is_product)
+            kept = means.nbytes + sum(np.asarray(part).nbytes for part in ranked)
+            costs.append(self._cost(shape, ranked, wanted))
+        return costs, kept / len(cells)
 
     def _cost(self, shape: Shape, ranked: Any, wanted: np.ndarray) -> float:
         recalls, costs = [0.0], [1.0]

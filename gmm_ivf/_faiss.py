@@ -12,6 +12,7 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "ID_BYTES",
     "address",
     "check_metric",
     "disown_quantizer",
@@ -22,6 +23,8 @@ __all__ = [
     "worst_distance",
 ]
 
+# Of the id of an entry, in lists of any index.
+ID_BYTES = 8
 # Of the base class: IndexIVFSpectralHash has an `own_fields` besides, for something else.
 _OWNS_QUANTIZER: Any = faiss.Level1Quantizer.own_fields  # pyright: ignore
 _METRICS = {faiss.METRIC_L2: "METRIC_L2", faiss.METRIC_INNER_PRODUCT: "METRIC_INNER_PRODUCT"}

@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from gmm_ivf._faiss import faiss, raw
-
-_ID_BYTES = 8
+from gmm_ivf._faiss import ID_BYTES, faiss, raw
 
 
 def capacities(sizes: np.ndarray, code_size: int) -> np.ndarray:
     """Entries that each list has room for in the file, (nlist,) int64."""
-    step = _ID_BYTES // math.gcd(_ID_BYTES, code_size)
+    step = ID_BYTES // math.gcd(ID_BYTES, code_size)
     return -(-sizes // step) * step
 
 
 def nbytes(sizes: np.ndarray, code_size: int) -> int:
     """Length of the array that holds lists of these sizes."""
-    return int(capacities(sizes, code_size).sum()) * (code_size + _ID_BYTES)
+    return int(capacities(sizes, code_size).sum()) * (code_size + ID_BYTES)
 
 
 def list_sizes(ivf: Any) -> np.ndarray:
@@ -38,7 +36,7 @@ def list_blocks(ivf: Any, sizes: np.ndarray) -> Iterator[np.ndarray]:
     lists, code_size = ivf.invlists, ivf.code_size
     for number in np.flatnonzero(sizes).tolist():
         size, room = int(sizes[number]), int(capacities(sizes[number], code_size))
-        block = np.zeros(room * (code_size + _ID_BYTES), np.uint8)
+        block = np.zeros(room * (code_size + ID_BYTES), np.uint8)
         codes, ids = lists.get_codes(number), lists.get_ids(number)
         block[: size * code_size] = faiss.rev_swig_ptr(codes, size * code_size)
         block[room * code_size :].view(np.int64)[:size] = faiss.rev_swig_ptr(ids, size)
@@ -53,7 +51,7 @@ def fill_lists(ivf: Any, sizes: np.ndarray, data: np.ndarray) -> None:
     rooms = capacities(sizes, code_size)
     for number in np.flatnonzero(sizes).tolist():
         size, room = int(sizes[number]), int(rooms[number])
-        middle, end = start + room * code_size, start + room * (code_size + _ID_BYTES)
+        middle, end = start + room * code_size, start + room * (code_size + ID_BYTES)
         codes = np.ascontiguousarray(data[start : start + size * code_size])
         ids = np.ascontiguousarray(data[middle:end].view(np.int64)[:size])
         lists.add_entries(number, size, raw(ids), raw(codes))
@@ -69,7 +67,7 @@ def map_lists(ivf: Any, sizes: np.ndarray, path: Path, start: int) -> None:
     lists.read_only, lists.filename = True, str(path)
     lists.totsize = path.stat().st_size
     rooms = capacities(sizes, code_size)
-    offsets = start + (np.cumsum(rooms) - rooms) * (code_size + _ID_BYTES)
+    offsets = start + (np.cumsum(rooms) - rooms) * (code_size + ID_BYTES)
     lists.lists.clear()
     entry = faiss.OnDiskOneList()
     for size, room, offset in zip(sizes.tolist(), rooms.tolist(), offsets.tolist(), strict=True):

@@ -7,13 +7,12 @@ import numpy as np
 from gmm_ivf._checks import check_no_direct_map
 from gmm_ivf._coarse import CoarseRanker
 from gmm_ivf._decoding import EntryMap, check_in_memory, list_ids, template_bytes
-from gmm_ivf._faiss import faiss, raw
+from gmm_ivf._faiss import ID_BYTES, faiss, raw
 from gmm_ivf._ids import ID_LIMIT, IdSet, check_ids, unique_ids
 from gmm_ivf._interrupts import uninterrupted
 from gmm_ivf._layout import checked_int
 from gmm_ivf.assignment import check_lists
 
-_ID_BYTES = 8
 _LIST_HEADER_BYTES = 48  # two std::vector headers, codes and ids, of FAISS's ArrayInvertedLists
 
 
@@ -235,7 +234,7 @@ class CopyStore:
     def stats(self, table_bytes: int) -> dict[str, Any]:
         """Storage and balance; `table_bytes` is what the means take. See `IndexIVFGMM.stats`."""
         sizes, entries, vectors = self.sizes.copy(), self.entries, len(self)
-        used = entries * (self._ivf.code_size + _ID_BYTES) + len(sizes) * _LIST_HEADER_BYTES
+        used = entries * (self._ivf.code_size + ID_BYTES) + len(sizes) * _LIST_HEADER_BYTES
         used += self._ids.nbytes + table_bytes
         return {
             "ntotal": vectors,

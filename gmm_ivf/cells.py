@@ -14,7 +14,7 @@ from gmm_ivf._cell_store import CellStore
 from gmm_ivf._cell_table import Moments, Shape, ranked_cells
 from gmm_ivf._cell_training import learn, points_and_norms
 from gmm_ivf._coarse import CoarseRanker
-from gmm_ivf._faiss import faiss
+from gmm_ivf._faiss import ID_BYTES, faiss
 from gmm_ivf._layout import Layout, ProbeOptions, Results
 from gmm_ivf._results import SearchCost
 from gmm_ivf._scan import Probes, nearest_entries, spread_over_threads
@@ -109,7 +109,7 @@ class CellLayout(StoredLayout):
             flat = isinstance(self.ivf, faiss.IndexIVFFlat)
             self.ivf.train(block(x, "x", slice(1)) if flat else block(x, "x"))
         self._ranker = None
-        self._install(*learn(self._ready(), x, self.cell_options, self.ivf.code_size + 8))
+        self._install(*learn(self._ready(), x, self.cell_options, self.ivf.code_size + ID_BYTES))
 
     def _install(self, shape: Shape, weight: float) -> None:
         self._shape, self._weight, self._ranked = shape, weight, None

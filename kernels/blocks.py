@@ -75,6 +75,16 @@ def centred_product3(a, a_low, b, b_low, start):
 
 
 @triton.jit
+def centring(gain, offset):
+    """Where sums of `centred_product3` start, the offset before the gain; and what is left of it.
+
+    Offsets lie half the way below: at minus half the squared norm of the mean, but for the weight.
+    """
+    start = tl.where(gain > 0, offset / tl.where(gain > 0, gain, 1.0), 0.0)
+    return start, tl.where(gain > 0, 0.0, offset)
+
+
+@triton.jit
 def product2(a, b, b_low, acc, MODE: tl.constexpr, SPLIT: tl.constexpr):
     """`product`, with the low part of the second operand when it is split."""
     if SPLIT:
@@ -125,7 +135,7 @@ def load_tile(at, cols, d, EVEN: tl.constexpr):
 
 @triton.jit
 def round_tf32(value):
-    """Float32 values with the mantissa of tf32, as `operands.split` rounds them."""
+    """`torch_backend.round_operand` of float32 values in mode tf32."""
     bits = value.to(tl.int32, bitcast=True)
     return ((bits + 4095 + ((bits >> 13) & 1)) & -8192).to(tl.float32, bitcast=True)
 
@@ -182,9 +192,9 @@ def row_logits(
     # take twice the registers, any later every tile waits for them.
     g, c = tl.load(gain + ks), tl.load(offset + ks)
     if COV == "tied" and MODE == "fp16x3":
-        acc += tl.where(g > 0, c / tl.where(g > 0, g, 1.0), 0.0)[None, :]
+        base, c = centring(g, c)
+        acc += base[None, :]
         acc = centred_product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc)
-        c = tl.where(g > 0, 0.0, c)
     else:
         acc = product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc, MODE)
     if COV == "diag":

@@ -17,6 +17,7 @@ from gmm_ivf.kernels.blocks import (
     LOWEST,
     TAIL,
     centred_product3,
+    centring,
     product,
     product3,
     row_logits,
@@ -155,8 +156,7 @@ def moment_kernel(
     g, c = tl.load(gain + ks), tl.load(offset + ks)
     CENTRED: tl.constexpr = COV == "tied" and MODE == "fp16x3"
     if CENTRED:
-        base = tl.where(g > 0, c / tl.where(g > 0, g, 1.0), 0.0)
-        c = tl.where(g > 0, 0.0, c)
+        base, c = centring(g, c)
     if COV == "spherical":
         bt_tail = tl.load(b_tail + ks[:, None] * TAIL + tail[None, :])
     count = tl.zeros((BLOCK_K,), tl.float32)

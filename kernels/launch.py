@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -177,9 +178,9 @@ def log_total(samples: Samples, rows: Rows) -> Tensor:
 
 
 @cache
-def _side_stream(_device: int) -> torch.cuda.Stream:
-    """One for all captures: cuBLAS keeps 32 MiB for every stream that it has ever worked on."""
-    return torch.cuda.Stream()
+def _side_stream(device: int, _thread: int) -> torch.cuda.Stream:
+    """One for all captures of a thread: cuBLAS keeps 32 MiB for every stream it ever worked on."""
+    return torch.cuda.Stream(device)
 
 
 def capture(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -188,7 +189,7 @@ def capture(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
     `torch.cuda.graph` would give all unused memory of the process back first, which costs as much
     as several iterations.
     """
-    graph, stream = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
+    graph, stream = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device(), get_ident())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")

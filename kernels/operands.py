@@ -16,6 +16,7 @@ from gmm_ivf.kernels.blocks import TAIL_COLUMNS
 from gmm_ivf.kernels.components import HALF_MODES, Components
 from gmm_ivf.kernels.factors import pack_kernel
 from gmm_ivf.kernels.slopes import offset_kernel, slope_kernel
+from gmm_ivf.kernels.torch_backend import round_operand
 
 MODES = ("fp16", "bf16", "fp16x3", "tf32", "fp32")
 STORAGE = {
@@ -152,10 +153,7 @@ def sample_width(d: int) -> int:
 def split(x: Tensor, mode: str) -> Tensor:
     """Round to the storage type: (P, ...), high part first. The sum over P is the rounded value."""
     if mode == "tf32":
-        # To nearest, ties to even: samples far from the origin lie on a grid on which ties are
-        # frequent. Adding half a unit carries into the exponent where it must.
-        bits = x.to(torch.float32).contiguous().view(torch.int32)
-        return ((bits + 4095 + ((bits >> 13) & 1)) & -8192).view(torch.float32)[None]
+        return round_operand(x.float(), mode)[None]
     high = x.to(STORAGE[mode])
     if mode != "fp16x3":
         return high[None]

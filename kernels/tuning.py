@@ -128,8 +128,8 @@ def fits(problem: Problem, config: Config, shared_limit: int) -> bool:
 def grid(problem: Problem) -> list[Config]:
     """All shapes considered, the most promising first."""
     diag, fp32 = problem.covariance_type == "diag", problem.mode == "fp32"
-    of_kind = (FIRST_FP32_DIAG if fp32 else FIRST_DIAG) if diag else FIRST_FP32 if fp32 else FIRST
-    first = of_kind[problem.job]
+    by_diag = (FIRST_FP32, FIRST_FP32_DIAG) if fp32 else (FIRST, FIRST_DIAG)
+    first = by_diag[diag][problem.job]
     shapes = {
         4: [
             (128, 64),
