@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -19,7 +20,8 @@ import triton
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gmm_ivf.eval.kernel_cases import Case, draw  # noqa: E402 - after the path
+from gmm_ivf.eval.environment import stamp, usable_cores  # noqa: E402 - after the path
+from gmm_ivf.eval.kernel_cases import Case, draw  # noqa: E402
 from gmm_ivf.kernels import em, tuning  # noqa: E402
 from gmm_ivf.kernels.components import Components  # noqa: E402
 from gmm_ivf.kernels.operands import is_fused, padded_features  # noqa: E402
@@ -61,29 +63,13 @@ def compile_one(task) -> str:
     return ""
 
 
-def kernel_ms(call, seconds: float = 0.12) -> float:
-    """Median milliseconds of a call, by events."""
-    call()
-    torch.cuda.synchronize()
-    times = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or (time.perf_counter() < end and len(times) < 50):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
-    return sorted(times)[len(times) // 2]
-
-
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", nargs="+", default=["spherical:fp16:1000000:1024:128"])
     parser.add_argument("--jobs", nargs="+", help="default: those of the case")
     parser.add_argument(
-        "--config", nargs="+", help="N,K,WARPS,STAGES[,WAVES]; default: the candidates"
+        "--config", nargs="+", help="N,K,WARPS,STAGES[,WAVES[,REGISTERS]]; default: the candidates"
     )
     parser.add_argument("--budget", type=float, default=400.0, help="seconds in all")
     parser.add_argument("--out", type=Path, default=Path("tune_em.jsonl"))
@@ -128,7 +114,8 @@ def measure(tasks, errors, deadline: float):
             del x
             state = ((kind, mode, n, k, d), samples, prepared, em.row_pass(samples, prepared))
         _, samples, prepared, rows = state
-        ms = kernel_ms(launcher(job, samples, prepared, rows, config))
+        call = launcher(job, samples, prepared, rows, config)
+        ms: Any = triton.testing.do_bench_cudagraph(call, return_mode="median")
         flop = 2.0 * n * k * d * PRODUCTS[kind][job]
         yield {**row, "ms": round(ms, 4), "tflops": round(flop / ms / 1e9, 1)}
 
@@ -175,11 +162,11 @@ def main(argv: list[str] | None = None) -> None:
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         errors = pool.map(compile_one, [task for task, _ in tasks], chunksize=1)
     print(f"compiled {len(tasks)} programs in {time.perf_counter() - begin:.0f} s", flush=True)
-    rows = []
+    rows, about = [], {"triton": triton.__version__, **stamp(usable_cores(), "cuda")}
     with args.out.open("a") as out:
         for row in measure(tasks, errors, begin + args.budget):
-            rows.append(row)
-            out.write(json.dumps(row) + "\n")
+            rows.append(row | about)
+            out.write(json.dumps(rows[-1]) + "\n")
             out.flush()
     if args.save:
         save(rows)

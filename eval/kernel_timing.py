@@ -5,18 +5,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-# Timed seconds of a median on the GPU and on the CPU, and bounds of the number of calls.
-_BENCH_SECONDS = {"cuda": 0.2, "cpu": 0.1}
+# Timed seconds of a median by the wall clock, and bounds of the number of calls.
+_BENCH_SECONDS = 0.1
 _FEWEST_CALLS, _MOST_CALLS = 3, 50
 # Fewer calls may do where they take so long.
 _LONG_SECONDS = 2.0
-# On the GPU calls are queued, so that it waits for the host as little as in a fit.
-_FEWEST_QUEUED = 7
 # Calls that take longer gain nothing from events.
 _SLOW_SECONDS = 0.25
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -71,27 +68,25 @@ def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
     """Median milliseconds of a call that has run before.
 
-    On a GPU by events between calls that follow each other, otherwise by the wall clock.
+    On a GPU by `triton.testing.do_bench`: a tenth of a second of calls or five of them, queued so
+    that it does not wait for the host, each after its L2 cache was cleared. Otherwise by the wall
+    clock.
     """
     once = seconds_of(call, device)
     if device.type != "cuda" or once > _SLOW_SECONDS:
         return wall_ms(call, device, once)
-    wanted = int(_BENCH_SECONDS["cuda"] / once)
-    calls = min(max(wanted, _FEWEST_QUEUED), _MOST_CALLS)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    synchronize(device)
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events))
+    # Where there is no GPU, triton may be missing.
+    from triton.testing import do_bench
+
+    median: Any = do_bench(call, rep=max(100, int(5e3 * once)), return_mode="median")
+    return median
 
 
 def wall_ms(call: Callable[[], Any], device: torch.device, once: float | None = None) -> float:
     """Median milliseconds of a call by the wall clock; `once` are the seconds of a call so far."""
     times = [seconds_of(call, device) if once is None else once]
     while len(times) < _MOST_CALLS and sum(times) < _LONG_SECONDS:
-        if len(times) >= _FEWEST_CALLS and sum(times) >= _BENCH_SECONDS["cpu"]:
+        if len(times) >= _FEWEST_CALLS and sum(times) >= _BENCH_SECONDS:
             break
         times.append(seconds_of(call, device))
     return statistics.median(times) * 1e3

@@ -65,6 +65,10 @@ class Engine:
         self._resident: dict[torch.dtype, Tensor] = {}
         self._scatters: dict[str, Tensor] = {}
 
+    def loaded(self) -> "Engine":
+        """This engine, with the samples where passes read them."""
+        return self
+
     def tile_rows(self, n_components: int) -> int:
         """Rows of a tile for so many components."""
         if self.chunk_size is not None:

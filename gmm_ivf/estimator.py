@@ -113,13 +113,13 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     center_ : ndarray of shape (D,), float64
         Subtracted from the samples inside.
     fit_report_ : dict
-        "fit_seconds", and of these "load_seconds" (reading and checking X, the copy to a GPU),
-        "init_seconds" and "em_seconds"; "init_share", the share of the start in the whole;
+        "fit_seconds", and of these "load_seconds" (reading, checking and rounding X, and the copy
+        to a GPU), "init_seconds" and "em_seconds"; "init_share", the share of the start;
         "relative_ridge", which the M-step added to the diagonals of tied and full covariances
-        beside `reg_covar` in the last precision, as a part of the mean variance. With
-        `truncation` also, for each iteration, "discarded_mass" (responsibility left out, a mean
-        over samples), "discarded_nats" (the same as ``-log(1 - mass)``), "visited_share" (of the
-        components), and "exact_iterations", the number of those that visited all.
+        beside `reg_covar` in the last precision, as a part of the mean variance. With `truncation`
+        also, for each iteration, "discarded_mass" (responsibility left out, a mean over samples),
+        "discarded_nats" (the same as ``-log(1 - mass)``), "visited_share" (of the components), and
+        "exact_iterations", the number of those that visited all.
 
     See Also
     --------
@@ -247,7 +247,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     def _fit(self, X: Any) -> "GaussianMixture":
         started = time.perf_counter()
         rows = self._check_rows(X, reset=True)
-        engine = self._engine(rows)
+        engine = self._engine(rows).loaded()
         load_seconds = time.perf_counter() - started
         given = self._given(rows.d)
         resume = self.warm_start and hasattr(self, "converged_")

@@ -36,9 +36,18 @@ class TritonEngine(Engine):
     _loop: Loop | None = None
     _reached: Components | None = None
 
+    def loaded(self) -> Engine:
+        """This engine, with the samples staged in the mode of the start, most often that of EM."""
+        self._staged_in(self.candidates[0])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self
+
     def begin(self, components: Components) -> None:
         """Choose the mode and stage the samples in it."""
         self._staged(components)
+        # What the start read of them may go.
+        self._resident.clear()
 
     def _staged(self, components: Components) -> Samples:
         return self._staged_in(choose_precision(self.candidates, components))
@@ -46,13 +55,12 @@ class TritonEngine(Engine):
     def _staged_in(self, mode: str) -> Samples:
         self.mode = mode
         if self._samples is None or self._samples.mode != self.mode:
-            self._loop = None
+            # Two modes need not fit at once.
+            self._loop = self._samples = None
             whole = self._whole()
             # Two parts in the storage type, and copies on the way there.
             with needed("the samples that the kernels read", 4 * whole.numel()):
                 self._samples = em.stage(whole, self.mode)
-            # What the start read of them may go.
-            self._resident.clear()
         return self._samples
 
     def _whole(self) -> Tensor:
@@ -78,6 +86,7 @@ class TritonEngine(Engine):
     def hard_step(self, components: Components) -> Statistics:
         """In the mode of the k-means: what its products cannot tell apart does not matter."""
         samples = self._staged_in(self.candidates[0])
+        self._resident.clear()
         return em.e_step(samples, em.prepare(components, self.mode))[1]
 
     def iterate(

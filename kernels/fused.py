@@ -173,14 +173,15 @@ def moment_kernel(
         at_norm += BLOCK_N
         z_next = tl.load(at_norm) - LIFT_BITS
         acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+        if COV == "spherical":
+            # The short product first: the wait for it hides behind that for the long one's tile.
+            xt_tail = x_tail.load([row, d])
+            acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
         if CENTRED:
             acc += base[:, None]
             acc = centred_product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc)
         else:
             acc = product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc, MODE)
-        if COV == "spherical":
-            xt_tail = x_tail.load([row, d])
-            acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
         if COV == "diag":
             sq, sq_low = squares(xt, x_low, MODE)
             acc = product3(qt, qt_low, tl.trans(sq), tl.trans(sq_low), acc, MODE)

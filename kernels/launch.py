@@ -84,7 +84,8 @@ def config_for(job: str, samples: Samples, prepared: Prepared, configs: Configs)
 
 def specialise(prepared: Prepared, config: Config) -> dict[str, Any]:
     """Compile-time arguments that kernels share."""
-    return {
+    bound = {"maxnreg": config.registers} if config.registers else {}
+    return bound | {
         "COV": prepared.components.covariance_type,
         "MODE": prepared.mode,
         "BLOCK_N": config.block_n,

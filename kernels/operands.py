@@ -190,7 +190,8 @@ def stage(x: Tensor, mode: str) -> Samples:
     for start in range(0, n, step):
         stop = min(start + step, n)
         values[:, start:stop, :d] = split(x[start:stop], mode)
-        half_norm[start:stop] = values[:, start:stop, :d].double().sum(0).square().sum(1) / 2
+        rounded = values[:, start:stop, :d].sum(0, dtype=torch.float64)
+        half_norm[start:stop] = torch.linalg.vector_norm(rounded, dim=1).square_() / 2
     tail = values[0, :, -TAIL_COLUMNS:]
     tail[:n, 0] = 1
     rest = half_norm / NORM_SCALE

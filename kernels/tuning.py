@@ -26,7 +26,8 @@ class Config:
     """Shape of one program: rows and components of a tile, warps, stages of the load pipeline.
 
     `waves` is for the moments: the programs that a multiprocessor holds at once, or a multiple of
-    it where that is not known; 6 is one of 1, 2 and 3.
+    it where that is not known; 6 is one of 1, 2 and 3. `registers` bounds those of a thread, on
+    NVIDIA GPUs alone; 0 leaves them to the compiler.
     """
 
     block_n: int
@@ -34,9 +35,26 @@ class Config:
     num_warps: int
     num_stages: int
     waves: int = 6
+    registers: int = 0
 
 
-# What won most often on an H200; the default wherever it fits.
+# Shapes that run best, or only, with all the registers that so many programs leave one another.
+BOUNDED = {
+    "row": (
+        Config(256, 64, 4, 3, registers=255),
+        Config(256, 64, 8, 3, registers=128),
+        Config(128, 64, 8, 2, registers=128),
+        Config(256, 64, 8, 3, registers=255),
+    ),
+    "moment": (
+        Config(64, 64, 4, 3, waves=3, registers=168),
+        Config(64, 64, 4, 3, waves=2, registers=255),
+        Config(64, 64, 4, 2, waves=3, registers=168),
+        Config(64, 64, 4, 2, waves=2, registers=255),
+        Config(64, 128, 8, 4, waves=2, registers=128),
+    ),
+}
+# What won most often on an H200 without; the default wherever it fits.
 FIRST = {
     "row": Config(256, 64, 8, 2),
     "moment": Config(64, 64, 4, 3),
@@ -146,7 +164,8 @@ def grid(problem: Problem) -> list[Config]:
     }
     order = [(8, 3), (4, 3), (8, 2), (4, 2), (4, 1)]
     rest = [Config(n, k, warps, stages) for warps, stages in order for n, k in shapes[warps]]
-    return [first, *(config for config in rest if config != first)]
+    bounded = BOUNDED.get(problem.job, ())
+    return [first, *bounded, *(config for config in rest if config != first)]
 
 
 def candidates(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> list[Config]:
@@ -160,7 +179,8 @@ def candidates(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> list[
 
 def default(problem: Problem, shared_limit: int = SAFE_SHARED_BYTES) -> Config:
     """The configuration for a GPU or a shape that was never measured."""
-    return candidates(problem, shared_limit)[0]
+    found = candidates(problem, shared_limit)
+    return next(config for config in found if not config.registers)
 
 
 def slab_count(k_blocks: int, places: int, fewest: int = 1) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from gmm_ivf import GaussianMixture, seeding
+from gmm_ivf import GaussianMixture, seeding, triton_engine
 
 # Rows whose last normaliser is far off overflow, and are done again for that reason.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")
@@ -102,6 +102,27 @@ def test_auto_takes_the_mode_that_serves(device):
     assert fit(x, device, backend="triton").precision_ == "fp16"
     x[:75] = 100 + 1e-3 * x[:75]  # a cluster far narrower than its distance from the others
     assert fit(x, device, backend="triton").precision_ == "fp16x3"
+
+
+def test_samples_are_staged_once_and_before_the_start(device, monkeypatch):
+    """A start and EM share them, so that staging is no part of what a start costs."""
+    monkeypatch.setattr(seeding, "_SMALL_ELEMENTS", 0)
+    order = []
+
+    def staged(x, mode):
+        order.append(len(x))
+        return stage(x, mode)
+
+    def started(*args):
+        order.append("start")
+        return start(*args)
+
+    stage, start = triton_engine.em.stage, seeding.initial_components
+    monkeypatch.setattr(triton_engine.em, "stage", staged)
+    monkeypatch.setattr(seeding, "initial_components", started)
+    fit(blobs(n=2000), device, backend="triton", precision="fp16", n_init=2)
+    # Each start stages the part of them that k-means sees.
+    assert order == [2000, "start", 768, "start", 768]
 
 
 def test_the_likelihood_is_looked_at_every_few_iterations(device):
