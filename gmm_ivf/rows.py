@@ -90,9 +90,11 @@ class Rows:
         total = torch.zeros(self.d, dtype=torch.float64, device=device)
         low = torch.full_like(total, torch.inf)
         high = -low
+        whole = True
         for start, stop in self.spans(_scan_rows(self.d, device)):
             part = self.block(start, stop).to(device).double()
             self._refuse_non_finite(part, start)
+            whole = whole and torch.equal(part, part.round())
             low = torch.minimum(low, part.amin(0))
             high = torch.maximum(high, part.amax(0))
             total += part.sum(0)
@@ -100,6 +102,9 @@ class Rows:
         # A sum of huge values may overflow; any centre between the extremes serves.
         mean = torch.where(mean.isfinite(), mean, low / 2 + high / 2)
         center = torch.clamp(mean, low, high)
+        if whole:
+            # Bytes, such as those of SIFT, stay whole numbers, which half precision holds exactly.
+            center = center.round()
         if self.fits_float32:
             center = center.float().double()
         low, high, center = (t.cpu().numpy() for t in (low, high, center))

@@ -285,7 +285,8 @@ def _prepare_tied(c: Components, mode: str, fused: bool) -> Prepared:
     grid: Any = (-(-padded // block_k),)
     staged: dict[str, Any] = {"MODE": mode, **flags}
     slope_kernel[grid](slope, linear, gain, rounded, k, d, padded, wide, SCALED_MAX, **staged)
-    white = torch.linalg.solve_triangular(factor, rounded.T, upper=True)
+    # The inverse of the factor is the transposed Cholesky factor of the covariance.
+    white = (rounded @ (c.covariances @ factor)).T
     row, column = white.stride()
     offset_kernel[grid](
         c.weights, factor.contiguous(), white, offset, k, d, padded, row, column, NEVER, **flags

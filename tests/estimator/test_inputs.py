@@ -10,6 +10,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gmm_ivf import GaussianMixture
+from gmm_ivf.rows import Rows
 
 N, D = 120, 4
 
@@ -123,6 +124,19 @@ def test_integer_tensors(X, dtype):
     model, wanted = fit(tensor), fit(tensor.double().numpy())
     assert_allclose(model.means_, wanted.means_, atol=1e-12)
     assert model.predict_proba(tensor).dtype == torch.float64
+
+
+def test_whole_numbers_are_stored_as_they_are():
+    """Bytes, such as SIFT's, about a centre that is whole too: half precision holds them all."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (300, 7)).astype(np.float32)
+    for shift, exact in ((0.0, True), (0.3, False)):
+        rows, cpu = Rows(x + np.float32(shift)), torch.device("cpu")
+        frame = rows.scan(cpu)
+        inside = rows.tile(0, rows.n, frame, torch.float32, cpu)
+        assert (frame.center == frame.center.round()).all() == exact
+        assert torch.equal(inside.half().float(), inside) == exact
+        assert np.abs(frame.center - (x.mean(0) + shift)).max() <= 0.5
 
 
 @pytest.mark.parametrize(
