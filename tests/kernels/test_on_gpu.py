@@ -91,3 +91,22 @@ def test_offsets_past_31_bits(kind, n, d):
         torch.testing.assert_close(
             rows.norm[start : start + 1000], few.norm[:1000], rtol=0, atol=2e-3
         )
+
+
+def test_components_of_one_sample_keep_it():
+    """Logits there are a million times the half norms: those of both passes err alike, or overflow.
+
+    Only on tensor cores, whose sums are not those of the interpreter.
+    """
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(20_000, 128, generator=generator, device="cuda")
+    x = x.half().float()  # so that a component of one sample lies exactly on it
+    means = torch.randn(256, 128, generator=generator, device="cuda").double()
+    means[:64] = x[:64].double()
+    variances = torch.full((256,), 1.0, dtype=torch.float64, device="cuda")
+    variances[:64] = 1e-6
+    weights = torch.full_like(variances, 1 / 256)
+    _, got = run(x, Components.from_covariances("spherical", weights, means, variances), "fp16")
+    torch.testing.assert_close(got.s0[:64], torch.ones_like(got.s0[:64]), rtol=0, atol=1e-2)
+    assert bool(got.s1.isfinite().all())
+    assert bool(got.s2.isfinite().all())
