@@ -303,9 +303,9 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         """The passes that EM is made of, on the device and backend that are to run."""
         device, backend, candidates = self._resolve(rows)
         kind = self._engine_type(backend, candidates, rows.d)
-        if device.type == "cuda":
-            rows = rows.on_gpu(device)
-        return kind(rows, rows.scan(device), device, candidates, self.chunk_size)
+        rows = rows.on_gpu(device) if device.type == "cuda" else rows
+        frame = rows.scan(device, keep_whole=self.covariance_type != "tied")
+        return kind(rows, frame, device, candidates, self.chunk_size)
 
     def _engine_type(
         self, backend: str, candidates: tuple[str, ...], d: int

@@ -79,8 +79,18 @@ class Rows:
         # torch takes no memory it may not write, except with a warning.
         return torch.from_numpy(part if part.flags.writeable else part.copy())
 
-    def scan(self, device: torch.device) -> Frame:
+    def scan(self, device: torch.device, *, keep_whole: bool = True) -> Frame:
         """Check that all values are finite, and find the frame of the data.
+
+        Parameters
+        ----------
+        device : torch.device
+            Where to compute.
+        keep_whole : bool, default=True
+            Round the centre where all samples are whole numbers, such as the bytes of SIFT: they
+            stay whole, and half precision holds them exactly. Not for tied covariances: features
+            that add up to a constant, as counts do, have a mean off the centre along that sum,
+            where the covariance is narrow, and the products that give distances cancel there.
 
         Raises
         ------
@@ -90,7 +100,7 @@ class Rows:
         total = torch.zeros(self.d, dtype=torch.float64, device=device)
         low = torch.full_like(total, torch.inf)
         high = -low
-        whole = True
+        whole = keep_whole
         for start, stop in self.spans(_scan_rows(self.d, device)):
             part = self.block(start, stop).to(device).double()
             self._refuse_non_finite(part, start)
@@ -103,7 +113,6 @@ class Rows:
         mean = torch.where(mean.isfinite(), mean, low / 2 + high / 2)
         center = torch.clamp(mean, low, high)
         if whole:
-            # Bytes, such as those of SIFT, stay whole numbers, which half precision holds exactly.
             center = center.round()
         if self.fits_float32:
             center = center.float().double()

@@ -104,6 +104,19 @@ def test_auto_takes_the_mode_that_serves(device):
     assert fit(x, device, backend="triton").precision_ == "fp16x3"
 
 
+def test_counts_of_one_total_serve_tied_covariances(device):
+    """They lie in a plane, through the origin only about their mean, whole numbers as they are."""
+    rng = np.random.default_rng(1)
+    shares = rng.dirichlet(np.ones(6), 3)
+    x = np.stack([rng.multinomial(50, shares[i % 3]) for i in range(200)]).astype(np.float32)
+    options = {"covariance_type": "tied", "max_iter": 4}
+    model = fit(x, device, backend="triton", **options)
+    assert model.precision_ == "fp16x3"
+    oracle = fit(x, "cpu", backend="torch", precision="fp64", **options)
+    np.testing.assert_allclose(model.lower_bounds_, oracle.lower_bounds_, atol=1e-3)
+    np.testing.assert_allclose(model.covariances_, oracle.covariances_, rtol=1e-3, atol=1e-4)
+
+
 def test_samples_are_staged_once_and_before_the_start(device, monkeypatch):
     """A start and EM share them, so that staging is no part of what a start costs."""
     monkeypatch.setattr(seeding, "_SMALL_ELEMENTS", 0)
