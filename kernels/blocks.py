@@ -78,7 +78,8 @@ def centred_product3(a, a_low, b, b_low, start):
 def centring(gain, offset):
     """Where sums of `centred_product3` start, the offset before the gain; and what is left of it.
 
-    Offsets lie half the way below: at minus half the squared norm of the mean, but for the weight.
+    For tied; offsets lie half the way below: at minus half the squared norm of the mean, but for
+    the weight. For spherical the half norm of the sample does.
     """
     start = tl.where(gain > 0, offset / tl.where(gain > 0, gain, 1.0), 0.0)
     return start, tl.where(gain > 0, 0.0, offset)
@@ -195,13 +196,16 @@ def row_logits(
         base, c = centring(g, c)
         acc += base[None, :]
         acc = centred_product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc)
+    elif COV == "spherical" and MODE == "fp16x3":
+        acc -= half_norm[:, None]
+        acc = centred_product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc)
     else:
         acc = product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc, MODE)
     if COV == "diag":
         sq, sq_low = squares(x, x_low, MODE)
         qt, qt_low = staged_tile(q, k0, 0, part_b, MODE)
         acc = product3(sq, sq_low, tl.trans(qt), tl.trans(qt_low), acc, MODE)
-    if COV == "spherical":
+    if COV == "spherical" and MODE != "fp16x3":
         acc -= half_norm[:, None]
     return acc * g[None, :] + c[None, :]
 

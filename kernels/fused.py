@@ -154,8 +154,8 @@ def moment_kernel(
     if COV == "diag":
         qt, qt_low = staged_tile(q, k0, 0, part_b, MODE)
     g, c = tl.load(gain + ks), tl.load(offset + ks)
-    CENTRED: tl.constexpr = COV == "tied" and MODE == "fp16x3"
-    if CENTRED:
+    CENTRED: tl.constexpr = COV != "diag" and MODE == "fp16x3"
+    if CENTRED and COV == "tied":
         base, c = centring(g, c)
     if COV == "spherical":
         bt_tail = tl.load(b_tail + ks[:, None] * TAIL + tail[None, :])
@@ -176,14 +176,17 @@ def moment_kernel(
         if COV == "spherical":
             # Here, so that the products below do not wait for each other's tiles.
             xt_tail = x_tail.load([row, d])
+        # In the order of `row_logits`, first or last: where a variance is a millionth of squared
+        # norms, as that of a component of one sample, the two have to agree to the last bit.
+        if COV == "spherical" and MODE == "fp16x3":
+            acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
         if CENTRED:
-            acc += base[:, None]
+            if COV == "tied":
+                acc += base[:, None]
             acc = centred_product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc)
         else:
             acc = product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc, MODE)
-        if COV == "spherical":
-            # Half norms last, as in `row_logits`: where a variance is a millionth of the squared
-            # norms, as of a component of one sample, the two have to agree to the last bit.
+        if COV == "spherical" and MODE != "fp16x3":
             acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
         if COV == "diag":
             sq, sq_low = squares(xt, x_low, MODE)
