@@ -212,6 +212,16 @@ def check_reach(components: Components) -> None:
         )
 
 
+def _advised(error: IllDefinedCovarianceError, mode: str) -> IllDefinedCovarianceError:
+    """The error with what serves data that a mode is too coarse for."""
+    more = 'precision="auto" takes as much as they need.'
+    if mode not in HALF_MODES:
+        more = 'backend="torch" with precision="fp64" tells narrower ones apart.'
+    return IllDefinedCovarianceError(
+        f"{error} Products ran in {mode}: where the data are not to blame, {more}"
+    )
+
+
 class Run:
     """EM from one start: components, the bound at each iteration, and whether it converged.
 
@@ -241,19 +251,16 @@ class Run:
     def _steps(self, engine: Engine, count: int) -> list[float]:
         """Mean log-likelihoods of the next iterations, whose last components are kept."""
         start = self.components
-        try:
-            return self._burst(engine, count)
-        except IllDefinedCovarianceError as error:
-            # Means that move far leave little of a narrow variance in low precision.
-            if not engine.widen():
-                if engine.mode in HALF_MODES:
-                    raise IllDefinedCovarianceError(
-                        f"{error} Products ran in {engine.mode}: where the data are not to blame, "
-                        'precision="auto" takes as much as they need.'
-                    ) from error
-                raise
+        while True:
+            try:
+                return self._burst(engine, count)
+            except IllDefinedCovarianceError as error:
+                # Means that move far leave little of a narrow variance in low precision.
+                if not engine.widen():
+                    if engine.mode == "fp64":
+                        raise
+                    raise _advised(error, engine.mode) from error
             self.components = start
-            return self._burst(engine, count)
 
     def _burst(self, engine: Engine, count: int) -> list[float]:
         """Several iterations, after which alone the host waits for the device."""

@@ -117,6 +117,16 @@ def test_counts_of_one_total_serve_tied_covariances(device):
     np.testing.assert_allclose(model.covariances_, oracle.covariances_, rtol=1e-3, atol=1e-4)
 
 
+def test_what_no_kernel_tells_apart_is_referred_to_float64(device):
+    """Counts of one total lie in a plane, and full covariances are a ridge wide across it."""
+    rng = np.random.default_rng(1)
+    shares = rng.dirichlet(np.ones(20), 3)
+    x = np.stack([rng.multinomial(300, shares[i % 3]) for i in range(600)]).astype(np.float32)
+    with pytest.raises(ValueError, match='backend="torch" with precision="fp64"'):
+        fit(x, device, backend="triton", covariance_type="full")
+    assert np.isfinite(fit(x, device, backend="torch", covariance_type="full").lower_bound_)
+
+
 def test_samples_are_staged_once_and_before_the_start(device, monkeypatch):
     """A start and EM share them, so that staging is no part of what a start costs."""
     monkeypatch.setattr(seeding, "_SMALL_ELEMENTS", 0)
