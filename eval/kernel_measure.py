@@ -28,7 +28,6 @@ from gmm_ivf.eval.kernel_timing import (
     wall_ms,
 )
 from gmm_ivf.kernels.components import Components
-from gmm_ivf.kernels.operands import STORAGE
 
 FIT_ITERATIONS = 30
 _MOST_FITS = 3
@@ -225,6 +224,9 @@ def _storage(contender: Contender, case: Case) -> int:
     """Bytes of the samples as our backends keep them."""
     size = 8 if case.mode == "fp64" else 4
     if contender.own:
+        # Imported only where they run: triton may not be installed.
+        from gmm_ivf.kernels.operands import STORAGE
+
         size = STORAGE[case.mode].itemsize * (2 if case.mode == "fp16x3" else 1)
     return size * case.n * case.d
 
