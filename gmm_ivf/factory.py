@@ -12,13 +12,27 @@ from gmm_ivf.index import IndexIVFGMM
 from gmm_ivf.quantizer import GMMQuantizer
 from gmm_ivf.rules import Rule
 
+_DEFAULT_RULE = "responsibility"
+#: What is no option here, and how to have it all the same.
+_ELSEWHERE = {
+    "nlist": "it is the K of GMM<K> in the description",
+    "n_components": "it is the K of GMM<K> in the description",
+    "max_lists": "write GMM<K>x<max_lists> in the description",
+    "layout": 'write GMM<K>cells in the description for "cells", GMM<K>[x<max_lists>] for "lists"',
+    "links": "write GMM<K>cells<links> in the description",
+    "fast_scan": "take a codec of FastScan: PQ<M>x4fs, PQ<M>x4fsr or RaBitQfs",
+    "refine": "end the description in ,RFlat",
+    "k_factor": "set index.k_factor of the index made, whose description ends in ,RFlat",
+    "nprobe": "set index.nprobe of the index made",
+}
+
 
 def index_factory(
     d: int,
     description: str,
     metric: int = faiss.METRIC_L2,
     *,
-    rule: str | Rule = "responsibility",
+    rule: str | Rule = _DEFAULT_RULE,
     tau: float | None = None,
     replication: float | None = None,
     adaptive: bool = False,
@@ -45,7 +59,7 @@ def index_factory(
         - ``RFlat`` keeps the vectors, too, and ranks the best by exact distances.
     metric : int, default=faiss.METRIC_L2
     rule, tau, replication
-        As in `IndexIVFGMM`, for ``x<max_lists>``.
+        As in `IndexIVFGMM`, for ``x<max_lists>`` of at least 2.
     adaptive
         As there; not for ``cells``.
     cells : CellOptions, default=None
@@ -61,11 +75,16 @@ def index_factory(
     Raises
     ------
     ValueError
-        Naming the token that is at fault, and what may stand there.
+        Naming the token that is at fault, and what may stand there, or an option that does not go
+        with the description.
+    TypeError
+        For an option that is none, saying where it belongs.
     NotImplementedError
         For what cannot be done.
     """
+    _check_names(gmm_options)
     parsed = parse(description)
+    _check_single(parsed, rule, tau, description)
     check_prefixes(parsed.prefixes, check_count(d, "d"), description)
     index = _stock(d, parsed, check_metric(metric), description)
     if parsed.hnsw:
@@ -76,6 +95,25 @@ def index_factory(
     return IndexIVFGMM(
         index, q, rule=rule, tau=tau, replication=replication, adaptive=adaptive, **given
     )
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """Say of options of an index, which are none of the mixture, where they belong."""
+    for name in options:
+        if name in _ELSEWHERE:
+            raise TypeError(f"index_factory has no option {name!r}: {_ELSEWHERE[name]}.")
+
+
+def _check_single(parsed: Description, rule: Any, tau: Any, text: str) -> None:
+    """Refuse a choice of further lists where each vector has one."""
+    if parsed.cells or parsed.max_lists > 1:
+        return
+    for name, value, default in (("rule", rule, _DEFAULT_RULE), ("tau", tau, None)):
+        if value != default:
+            raise ValueError(
+                f"{name}={value!r} chooses further lists of a vector, and description {text!r} "
+                f"gives it one: write GMM{parsed.nlist}x2 in it for up to two, or leave {name} out."
+            )
 
 
 def _stock(d: int, parsed: Description, metric: int, text: str) -> Any:

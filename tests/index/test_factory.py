@@ -174,3 +174,39 @@ def test_other_bad_arguments():
         index_factory(8, "GMM8,Flat", n_iter=3)
     with pytest.raises(ValueError, match="replication=3 exceeds max_lists=1"):
         index_factory(8, "GMM8,Flat", replication=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "soar"}, "rule='soar' chooses further lists .* 'GMM8(x1)?,Flat' gives it one"),
+        ({"rule": Air(0.5)}, r"rule=Air\(lambda_=0.5.* write GMM8x2 in it"),
+        ({"tau": 0.1}, "tau=0.1 chooses further lists .* or leave tau out"),
+        ({"replication": 1.3}, "replication=1.3 exceeds max_lists=1"),
+    ],
+)
+def test_one_list_a_vector_has_no_rule(options, message):
+    for text in ("GMM8,Flat", "GMM8x1,Flat"):
+        with pytest.raises(ValueError, match=message):
+            index_factory(8, text, **options)
+    index_factory(8, "GMM8x2,Flat", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k_factor": 4}, "no option 'k_factor': set index.k_factor of the index made"),
+        ({"nprobe": 4}, "no option 'nprobe': set index.nprobe"),
+        ({"layout": "cells"}, "no option 'layout': write GMM<K>cells"),
+        ({"max_lists": 2}, "no option 'max_lists': write GMM<K>x<max_lists>"),
+        ({"refine": "flat"}, "no option 'refine': end the description in ,RFlat"),
+        ({"fast_scan": True}, "no option 'fast_scan': take a codec of FastScan"),
+        ({"links": 5}, "no option 'links': write GMM<K>cells<links>"),
+        ({"nlist": 5}, "no option 'nlist': it is the K of GMM<K>"),
+    ],
+)
+def test_options_of_the_index_are_said_otherwise(options, message):
+    with pytest.raises(TypeError, match=f"index_factory has {message}"):
+        index_factory(8, "GMM8,PQ4x4,RFlat", **options)
+    index = index_factory(8, "GMM8,PQ4x4,RFlat")
+    index.k_factor, index.nprobe = 4, 4  # as the messages say
