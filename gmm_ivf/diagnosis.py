@@ -5,9 +5,9 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
 
 from gmm_ivf import comparison
+from gmm_ivf._given_mixture import check_mixture
 from gmm_ivf._terms import WorstRow, worst_rows
 from gmm_ivf.comparison import Measured, Pass, Step, heavy_components
 from gmm_ivf.estimator import GaussianMixture
@@ -210,7 +210,7 @@ def diagnose(
     >>> diagnose(gmm, X).measured.nats < 0.2
     True
     """
-    check_is_fitted(gmm)
+    check_mixture(gmm, "gmm")
     if reference_precision not in ROUNDING_UNITS:
         raise ValueError(
             f"reference_precision must be one of {tuple(ROUNDING_UNITS)}, "

@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from gmm_ivf._attaching import adopt, attach
 from gmm_ivf._coarse import Centroids, CoarseRanker
 from gmm_ivf._faiss import check_metric, faiss, metric_name
+from gmm_ivf._given_mixture import check_mixture
 from gmm_ivf._graph import WithGraph, checked_coarse
 from gmm_ivf._reseed import fill_empty
 from gmm_ivf._training import check_training_rows, check_untrained, warn_of_empty_lists
@@ -141,11 +142,7 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
         ValueError
             When it is no fitted `gmm_ivf.GaussianMixture`.
         """
-        if not isinstance(mixture, GaussianMixture) or not hasattr(mixture, "means_"):
-            raise ValueError(
-                f"mixture must be a fitted gmm_ivf.GaussianMixture; got {type(mixture).__name__}"
-                f"{'' if hasattr(mixture, 'means_') else ', not fitted: call its fit first'}."
-            )
+        check_mixture(mixture, "mixture")
         nlist, d = mixture.means_.shape
         options = {k: v for k, v in mixture.get_params().items() if k != "n_components"}
         quantizer = cls(d, nlist, metric, **coarse_options, **options)

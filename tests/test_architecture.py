@@ -24,6 +24,7 @@ CHAIN = (
     "inference",
     "persistence",
     "estimator",
+    "_given_mixture",
     "comparison",
     "_terms",
     "diagnosis",

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from dataclasses import FrozenInstanceError
 from importlib import import_module
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
+from sklearn.mixture import GaussianMixture as SklearnMixture
 
-from gmm_ivf import GaussianMixture, diagnose, diagnosis
+from gmm_ivf import GaussianMixture, GMMQuantizer, diagnose, diagnosis
 from gmm_ivf.datasets.synthetic import tight
 from gmm_ivf.kernels.dispatch import ACCURACY
 
@@ -216,6 +218,24 @@ def test_components_without_samples_do_not_hide_the_others(blobs):
     assert math.isnan(report.nats[2])
     assert report.weights.worst(report.weights.drift)[0][0] in (0, 1, 2)
     assert report.means.drift[2].max() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x, r"got numpy\.ndarray\.$"),
+        (lambda x: None, r"got None\.$"),
+        (lambda x: GMMQuantizer(2, 3), r"got gmm_ivf\.quantizer\.GMMQuantizer\. Give its attr"),
+        (lambda x: GMMQuantizer.from_centroids(x[:3]).mixture, r"Centroids\. Means alone"),
+        (lambda x: SklearnMixture(2).fit(x), r"got sklearn\.mixture\..* goes on from its param"),
+    ],
+)
+def test_what_is_no_mixture_is_named(blobs, make, message):
+    x = blobs(n=100).astype(np.float32)
+    with pytest.raises(ValueError, match=r"^gmm must be a fitted gmm_ivf\.Gauss") as error:
+        diagnose(make(x), x)
+    assert re.search(message, str(error.value))
+    assert len(str(error.value)) < 400
 
 
 def test_bad_arguments(blobs):

@@ -107,9 +107,27 @@ def test_from_centroids_refuses(bad, metric, message):
 def test_from_mixture_refuses_others(blobs):
     with pytest.raises(ValueError, match="not fitted"):
         GMMQuantizer.from_mixture(GaussianMixture(3))
-    sk = SklearnMixture(2, covariance_type="spherical", random_state=0).fit(blobs(100, 3))
-    with pytest.raises(ValueError, match="must be a fitted gmm_ivf"):
-        GMMQuantizer.from_mixture(sk)
+    for other, message in (
+        (None, "mixture must be a fitted gmm_ivf.GaussianMixture; got None"),
+        (GMMQuantizer(3, 2), "got gmm_ivf.quantizer.GMMQuantizer. Give its attribute mixture"),
+        (GMMQuantizer.from_centroids(blobs(2, 3)).mixture, "Means alone, .* are no mixture"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GMMQuantizer.from_mixture(other)
+
+
+@pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
+def test_a_mixture_of_sklearn_is_converted_as_the_message_says(blobs, kind):
+    x = blobs(400, 3)
+    m = SklearnMixture(2, covariance_type=kind, random_state=0, tol=1e-6, max_iter=2000).fit(x)
+    with pytest.raises(ValueError, match=r"got sklearn\.mixture\..*GaussianMixture\.") as refused:
+        GMMQuantizer.from_mixture(m)
+    call = str(refused.value).split("parameters: gmm_ivf.")[1].rstrip(".")
+    own = eval(call, {"GaussianMixture": GaussianMixture, "m": m, "X": x})
+    q = GMMQuantizer.from_mixture(own)
+    assert (q.is_trained, q.nlist, q.mixture.covariance_type) == (True, 2, kind)
+    for name in ("weights_", "means_", "covariances_"):
+        np.testing.assert_allclose(getattr(own, name), getattr(m, name), atol=0.02)
 
 
 @pytest.mark.parametrize("spec", ["IVF6,Flat", "IVF6,PQ4x4", "IVF6,SQ8", "IVF6,PQ4x4fs"])
