@@ -54,12 +54,25 @@ class Adapter:
 
     @property
     def nprobe(self) -> int:
-        """Lists that a search probes: that of the wrapped index (1 unless it was set)."""
+        """Lists that a search probes: that of the wrapped index (1 unless it was set).
+
+        Setting it lifts `max_codes`, such as that of `tune`, which would hide what it does.
+        """
         return self._ivf.nprobe
 
     @nprobe.setter
     def nprobe(self, value: int) -> None:
         self._ivf.nprobe = check_count(value, "nprobe")
+        self._ivf.max_codes = 0
+
+    @property
+    def max_codes(self) -> int:
+        """Entries that a search scans at most: that of the wrapped index; 0 is no bound."""
+        return self._ivf.max_codes
+
+    @max_codes.setter
+    def max_codes(self, value: int) -> None:
+        self._ivf.max_codes = check_count(value, "max_codes", fewest=0)
 
     @property
     def is_trained(self) -> bool:

@@ -9,6 +9,7 @@ from gmm_ivf._faiss import address, disown_quantizer, faiss, owns_quantizer
 
 def attach(q: Any, index: Any) -> None:
     """See `GMMQuantizer.attach`."""
+    q.check_intact()
     ivf = _ivf_inside(index)
     if index.ntotal:
         raise ValueError(

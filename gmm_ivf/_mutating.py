@@ -216,8 +216,12 @@ class Mutating(Adapter):
                     changed._forget_removed()
 
     def reset(self) -> None:
-        """Remove all vectors; what was trained stays, and ids start at 0 again."""
+        """Remove all vectors; what was trained stays, and ids start at 0 again.
+
+        `max_codes` is lifted: `tune` chose it for the vectors that go.
+        """
         with uninterrupted():
             self._layout.clear()
             self._forget_removed()
+            self._ivf.max_codes = 0
         self.last_search = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from gmm_ivf._faiss import faiss
 from gmm_ivf._searching import Searching
-from gmm_ivf._vectors import check_count, check_rows
+from gmm_ivf._vectors import as_matrix, check_count, check_rows
 from gmm_ivf.cells import CellLayout
 
 # Lists whose cells are ranked, and sizes of shortlists, that are tried.
@@ -34,9 +34,10 @@ class Tuning(Searching):
         Returns
         -------
         dict
-            ``"nprobe"`` that was set; for layout "cells" also ``"max_codes"`` of the wrapped index
-            (vectors scanned), ``"lists_ranked"`` and ``"shortlist"``; ``"recall"`` reached on these
-            queries and ``"distance_computations"`` per query, as `last_search` counts them.
+            ``"nprobe"`` that was set; for layout "cells" also ``"max_codes"`` (entries scanned;
+            until `nprobe` is set or the index reset), ``"lists_ranked"``, ``"shortlist"``;
+            ``"recall"`` reached on these queries and ``"distance_computations"`` per query, as
+            `last_search` counts them.
 
         Raises
         ------
@@ -45,7 +46,7 @@ class Tuning(Searching):
             holds NaN or infinity. Options are as before then, and after an interruption.
         """
         self._ready()
-        queries, k = self._matrix(queries), check_count(k, "k")
+        queries, k = as_matrix(queries, self.d, "queries"), check_count(k, "k")
         if not isinstance(recall, numbers.Real) or not 0 < float(recall) <= 1:
             raise ValueError(f"recall must be a number in (0, 1]; got {recall!r}.")
         if not queries.shape[0] or k > self.ntotal:

@@ -12,10 +12,10 @@ _BLOCK_ROWS = 1 << 16
 LARGEST_SQUARED_NORM = float(np.finfo(np.float32).max) / 8
 
 
-def check_count(value: Any, name: str) -> int:
-    """Return a positive int, or raise ValueError naming the argument."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
+def check_count(value: Any, name: str, fewest: int = 1) -> int:
+    """Return an int of at least `fewest`, or raise ValueError naming the argument."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < fewest:
+        raise ValueError(f"{name} must be an integer of at least {fewest}; got {value!r}.")
     return int(value)
 
 

@@ -315,9 +315,10 @@ class IndexIVFGMM(Tuning, Mutating, Converting, Unsupported):
         return restore(kind, beside, index, copy.deepcopy(q, memo), *state)
 
     def __repr__(self) -> str:
+        bound = f", max_codes={self.max_codes}" if self.max_codes else ""
         return (
             f"IndexIVFGMM({type(self._ivf).__name__}, d={self.d}, nlist={self.nlist}, "
-            f"nprobe={self.nprobe}, {self._layout.describe()}, "
+            f"nprobe={self.nprobe}{bound}, {self._layout.describe()}, "
             f"ntotal={self.ntotal}, entries={self._layout.entries})"
         )
 

@@ -93,6 +93,7 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
     _options: Any = None
     _max_points: Any = None
     _means: Any = None
+    _ends: Any = None
 
     def __init__(
         self,
@@ -247,9 +248,10 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
         """Make the means of a mixture the centroids."""
         self.reset()
         self.is_trained = True
-        super().add(self._table(mixture))
+        table = self._table(mixture)
+        super().add(table)
         self.mixture = mixture
-        self._means = mixture.means_
+        self._means, self._ends = mixture.means_, table[[0, -1]]
 
     def reset(self) -> None:
         """Forget mixture and means, back to the untrained state.
@@ -258,7 +260,7 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
         """
         super().reset()
         self.is_trained = False
-        self.mixture = self._means = self.train_report = self._graph = None
+        self.mixture = self._means = self._ends = self.train_report = self._graph = None
         self.reseeded = 0
         self.generation += 1
 
@@ -270,16 +272,27 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
         RuntimeError
             When FAISS trained or filled the table itself, or the mixture was fitted anew.
         """
-        if self.ntotal != (self.nlist if self.is_trained else 0):
+        if self.ntotal != (self.nlist if self.is_trained else 0) or self._is_foreign():
             raise RuntimeError(
-                f"the quantizer holds {self.ntotal} centroids instead of the {self.nlist} means of "
-                "its mixture: FAISS replaced them (an index of another nlist was trained with it)."
+                f"the quantizer holds {self.ntotal} centroids that are not the {self.nlist} means "
+                "of its mixture: FAISS replaced them by its own (an index of another nlist was "
+                "trained with it). Build a new quantizer with GMMQuantizer.from_mixture."
             )
         if self.is_trained and self.mixture.means_ is not self._means:
             raise RuntimeError(
                 "q.mixture was fitted again after its means became the centroids: build a new "
                 "quantizer with GMMQuantizer.from_mixture."
             )
+
+    def _is_foreign(self) -> bool:
+        """Whether the first or the last centroid is not that of the mixture.
+
+        Two of them tell: FAISS replaces all, and every search asks.
+        """
+        if not self.is_trained:
+            return False
+        rows = [self.reconstruct(0), self.reconstruct(self.nlist - 1)]
+        return not np.array_equal(rows, self._ends)
 
     def attach(self, index: Any) -> None:
         """Make this the coarse quantizer of an existing, empty IVF index.
@@ -297,6 +310,8 @@ class GMMQuantizer(WithGraph, faiss.IndexFlat):
         ------
         ValueError
             When it is no IVF index, holds vectors, or differs in d, nlist or metric.
+        RuntimeError
+            When FAISS replaced the centroids of this quantizer; see `check_intact`.
         """
         attach(self, index)
 

@@ -331,7 +331,7 @@ def test_replaced_table_is_noticed(blobs, soft):
     x = blobs(600, 4)
     index = soft(x, 4)
     faiss.IndexIVFFlat(index.quantizer, 4, 8).train(x)
-    with pytest.raises(RuntimeError, match="8 centroids instead of the 4"):
+    with pytest.raises(RuntimeError, match="8 centroids that are not the 4 means"):
         index.add(x)
 
 

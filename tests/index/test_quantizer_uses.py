@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
-from gmm_ivf import GaussianMixture, GMMQuantizer
+from gmm_ivf import GaussianMixture, GMMQuantizer, IndexIVFGMM
 
 METRICS = pytest.mark.parametrize(
     "metric", [faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT], ids=["l2", "ip"]
@@ -227,8 +227,22 @@ def test_replaced_table_is_noticed(blobs, trained):
     x = blobs(1000, 3)
     q = trained(x, 4)
     faiss.IndexIVFFlat(q, 3, 8).train(x)
-    with pytest.raises(RuntimeError, match="8 centroids instead of the 4"):
+    with pytest.raises(RuntimeError, match="8 centroids that are not the 4 means"):
         q.check_intact()
+    # Trained once more their number is right, and they are not.
+    index = faiss.IndexIVFFlat(q, 3, 4)
+    index.train(x)
+    assert q.ntotal == 4
+    for use in (q.check_intact, lambda: q.attach(index), lambda: soft_search(q, x)):
+        with pytest.raises(RuntimeError, match="4 centroids that are not the 4 means"):
+            use()
+
+
+def soft_search(q, x):
+    index = IndexIVFGMM(faiss.IndexIVFFlat(q, 3, 4), q)
+    index.train(x)
+    index.add(x)
+    return index.search(x[:1], 1)
 
 
 def test_refitted_mixture_is_noticed(blobs, trained):
