@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from gmm_ivf.datasets.dataset import METRICS
-from gmm_ivf.datasets.registry import entries, locate
+from gmm_ivf.datasets.registry import entries, find, locate
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,8 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("data", metavar="NAME|FILE")
     command.set_defaults(run=_verify)
 
-    command = commands.add_parser("convert", help="write a file in another format")
-    command.add_argument("source", type=Path)
+    command = commands.add_parser(
+        "convert", parents=[folder], help="write a data set in another format"
+    )
+    command.add_argument("source", metavar="NAME|FILE")
     command.add_argument("target", type=Path, help="its suffix gives the format")
     command.add_argument("--query", type=Path, help="file of the queries")
     command.add_argument("--ground-truth", type=Path, help="file of the neighbours' ids")
@@ -87,7 +89,8 @@ def _convert(args: argparse.Namespace) -> None:
     from gmm_ivf.datasets.convert import convert
 
     options = {"query": args.query, "ground_truth": args.ground_truth, "metric": args.metric}
-    for path in convert(args.source, args.target, **options):
+    source = find(args.source, args.data_dir, download=False)
+    for path in convert(source, args.target, **options):
         print(path)
 
 

@@ -91,6 +91,27 @@ def locate(name: str, data_dir: str | os.PathLike | None = None, download: bool 
     )
 
 
+def find(
+    name_or_path: str, data_dir: str | os.PathLike | None = None, download: bool = True
+) -> Path:
+    """Return the path of what is meant: a known data set, as by `locate`, or a file that is there.
+
+    Raises
+    ------
+    ValueError
+        If it is neither, and as `locate` does.
+    """
+    if name_or_path in entries():
+        return locate(name_or_path, data_dir, download)
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f"no file {name_or_path!r}, nor a data set of that name: known are "
+            f"{', '.join(entries())}, and files ending in {', '.join(SUFFIXES)}"
+        )
+    return path
+
+
 def load(
     name_or_path: str | os.PathLike,
     *,
@@ -144,19 +165,13 @@ def _read(
     name: str, data_dir: str | os.PathLike | None, download: bool
 ) -> tuple[RawVectors, str, str]:
     """Arrays, name and source of what a name or path stands for."""
-    if name in entries():
-        entry = entries()[name]
-        path = locate(name, data_dir, download)
-        raw = read_raw(path)
-        entry.check(raw, path)
-        return raw, name, entry.about
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise ValueError(
-            f"no file {name!r}, nor a data set of that name: known are {', '.join(entries())}, and "
-            f"files ending in {', '.join(SUFFIXES)}"
-        )
-    return read_raw(path), path.stem, str(path)
+    path = find(name, data_dir, download)
+    raw = read_raw(path)
+    if name not in entries():
+        return raw, path.stem, str(path)
+    entry = entries()[name]
+    entry.check(raw, path)
+    return raw, name, entry.about
 
 
 def _with_metric(raw: RawVectors, metric: str, name: str) -> RawVectors:

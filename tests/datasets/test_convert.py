@@ -137,6 +137,17 @@ def test_commands_work_from_end_to_end(whole, tmp_path, capsys):
     assert capsys.readouterr().out.strip().endswith("sift-mini.hdf5")
 
 
+def test_convert_takes_a_known_name(tmp_path, capsys):
+    assert main(["convert", "sift-mini", str(tmp_path / "o.npy")]) == 0
+    base, *_ = capsys.readouterr().out.splitlines()
+    np.testing.assert_array_equal(load(base).base, load("sift-mini").base)
+    assert main(["convert", "sift1m", str(tmp_path / "p.npy"), "--data-dir", str(tmp_path)]) == 1
+    assert "sift1m needs the file" in capsys.readouterr().err
+    assert main(["convert", "sift-maxi", str(tmp_path / "p.npy")]) == 1
+    error = capsys.readouterr().err
+    assert "no file 'sift-maxi', nor a data set of that name: known are sift-mini" in error
+
+
 def test_errors_are_one_sentence_and_a_status(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none.fvecs")]) == 1
     assert main(["convert", str(tmp_path / "none.fvecs"), "x.npy"]) == 1
