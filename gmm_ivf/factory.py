@@ -88,7 +88,10 @@ def index_factory(
     check_prefixes(parsed.prefixes, check_count(d, "d"), description)
     index = _stock(d, parsed, check_metric(metric), description)
     if parsed.hnsw:
-        gmm_options["coarse"] = f"hnsw{parsed.hnsw}"
+        graph = f"hnsw{parsed.hnsw}"
+        if gmm_options.setdefault("coarse", graph) != graph:
+            coarse = gmm_options["coarse"]
+            raise ValueError(f"description {description!r} and coarse={coarse!r} contradict.")
     q = GMMQuantizer(checked_ivf(index).d, parsed.nlist, metric, **gmm_options)
     q.attach(index)
     given = _layout_options(parsed, cells, description)

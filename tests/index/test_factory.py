@@ -120,6 +120,14 @@ def test_options_of_cells(blobs):
         index_factory(8, "GMM10x2,Flat", cells=options)
 
 
+def test_a_graph_is_said_once():
+    for options in ({"coarse": "hnsw16"}, {}):
+        index = index_factory(8, "GMM20_HNSW16,Flat", **options)
+        assert index.quantizer.coarse == "hnsw16"
+    with pytest.raises(ValueError, match="_HNSW16,Flat' and coarse='flat' contradict"):
+        index_factory(8, "GMM20_HNSW16,Flat", coarse="flat")
+
+
 def test_what_has_no_description(trained, blobs):
     q = trained(blobs(200, 8), 4)
     for stock in (
