@@ -7,6 +7,8 @@ neither torch nor faiss before they need them.
 from importlib import import_module
 from pathlib import Path
 
+__version__ = "0.1.0"
+
 # In a checkout `kernels/`, `datasets/` and `eval/` lie beside this folder and are the same packages
 # that a wheel installs as gmm_ivf.kernels and so on. Beside an installed package there is no
 # pyproject.toml, and nothing changes.

@@ -38,6 +38,12 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("*.whl"))
 
 
+def test_the_version_is_that_of_the_package(wheel):
+    import gmm_ivf
+
+    assert wheel.name.startswith(f"gmm_ivf-{gmm_ivf.__version__}-")
+
+
 def test_wheel_holds_gmm_ivf_alone_and_all_of_it(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {n.split("/")[0] for n in names if ".dist-info/" not in n}
