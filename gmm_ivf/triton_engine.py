@@ -100,15 +100,25 @@ class TritonEngine(Engine):
         try:
             precisions_cholesky(reached.covariances, reached.covariance_type)
         except IllDefinedCovarianceError:
-            # Those that failed first: a covariance that is none makes NaN of all others.
-            loop.restart(components)
-            for _ in range(count):
-                loop.run(1)
-                now = loop.components()
-                precisions_cholesky(now.covariances, now.covariance_type)
-            raise
+            return self._once_more(loop.samples, components, count, reg_covar)
         self._reached = reached
         return reached, totals
+
+    def _once_more(
+        self, samples: Samples, components: Components, count: int, reg_covar: float
+    ) -> tuple[Components, Tensor]:
+        """A burst that failed, by the kernels that compute logits once.
+
+        Where variances are so narrow that logits are rounded by several bits, as those of a start
+        from single samples, normalisers and responsibilities of the others differ by so many, and
+        overflow. Looks after each iteration: a covariance that is none makes NaN of all others.
+        """
+        loop, totals, reached = Loop(samples, components, reg_covar, fused=False), [], components
+        for _ in range(count):
+            totals.append(loop.run(1))
+            reached = loop.components()
+            precisions_cholesky(reached.covariances, reached.covariance_type)
+        return reached, torch.cat(totals)
 
     def _loop_from(self, components: Components, reg_covar: float) -> Loop:
         """The loop where it reached the components, else started from them."""

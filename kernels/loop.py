@@ -8,7 +8,7 @@ from torch import Tensor
 from gmm_ivf.kernels import em
 from gmm_ivf.kernels.components import Components, m_step
 from gmm_ivf.kernels.launch import about_means, capture, log_total
-from gmm_ivf.kernels.operands import Prepared, Samples, prepare
+from gmm_ivf.kernels.operands import Samples, prepare
 from gmm_ivf.kernels.sweep import sweep_sums
 from gmm_ivf.kernels.update import UPDATED_TYPES, update
 
@@ -40,6 +40,8 @@ class Loop:
         Added to the diagonal of each covariance, in squared units of the samples.
     frozen : bool, default=False
         Only the means change; for spherical and diag.
+    fused : bool, optional
+        Which kernels to run; by default the faster ones for the number of features.
 
     Attributes
     ----------
@@ -58,11 +60,12 @@ class Loop:
         reg_covar: float,
         *,
         frozen: bool = False,
+        fused: bool | None = None,
     ):
         self.samples = samples
         self._frozen = frozen
         self.reg_covar = reg_covar
-        prepared = prepare(components, samples.mode)
+        prepared = prepare(components, samples.mode, fused=fused)
         self.prepared = replace(prepared, components=components.copy())
         device = samples.values.device
         self._reg_covar = torch.full((1,), reg_covar, dtype=torch.float64, device=device)
@@ -76,7 +79,7 @@ class Loop:
 
     def restart(self, components: Components) -> None:
         """Go on from other components, of the same type and shape."""
-        _overwrite(self.prepared, prepare(components, self.samples.mode))
+        self._overwrite(components)
         self._forget()
 
     def _forget(self) -> None:
@@ -121,15 +124,16 @@ class Loop:
         new = m_step(
             statistics, prepared.components, self.reg_covar, check=False, mode=prepared.mode
         )
-        _overwrite(prepared, prepare(new, prepared.mode))
+        self._overwrite(new)
         return statistics.log_likelihood
 
-
-def _overwrite(prepared: Prepared, new: Prepared) -> None:
-    """Copy the values of `new`."""
-    for name in _PARAMETERS:
-        getattr(prepared.components, name).copy_(getattr(new.components, name))
-    for name in ("linear", "tail", "gain", "offset"):
-        getattr(prepared, name).copy_(getattr(new, name))
-    if prepared.quadratic is not prepared.linear:
-        prepared.quadratic.copy_(new.quadratic)
+    def _overwrite(self, components: Components) -> None:
+        """Copy the values of these components, and of their staged form."""
+        prepared = self.prepared
+        new = prepare(components, prepared.mode, fused=prepared.fused)
+        for name in _PARAMETERS:
+            getattr(prepared.components, name).copy_(getattr(components, name))
+        for name in ("linear", "tail", "gain", "offset"):
+            getattr(prepared, name).copy_(getattr(new, name))
+        if prepared.quadratic is not prepared.linear:
+            prepared.quadratic.copy_(new.quadratic)

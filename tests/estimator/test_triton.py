@@ -104,6 +104,20 @@ def test_auto_takes_the_mode_that_serves(device):
     assert fit(x, device, backend="triton").precision_ == "fp16x3"
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["spherical", "diag"])
+def test_a_start_from_single_samples_does_not_overflow(device, kind):
+    """Its variances are reg_covar alone, and logits of 1e8 bits are rounded by eight."""
+    rng = np.random.default_rng(0)
+    centers = 2 * rng.normal(size=(8, 16))
+    x = (centers[rng.integers(0, 8, 500)] + rng.normal(size=(500, 16))).astype(np.float32)
+    options = {"covariance_type": kind, "init_params": "random_from_data", "max_iter": 4}
+    model = fit(x, device, backend="triton", **options)
+    oracle = fit(x, "cpu", backend="torch", precision="fp64", **options)
+    np.testing.assert_allclose(model.lower_bounds_[1:], oracle.lower_bounds_[1:], atol=1e-2)
+
+
 def test_counts_of_one_total_serve_tied_covariances(device):
     """They lie in a plane, through the origin only about their mean, whole numbers as they are."""
     rng = np.random.default_rng(1)
