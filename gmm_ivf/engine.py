@@ -16,7 +16,7 @@ from gmm_ivf.kernels.components import (
 )
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.lloyd import Pass, TorchPass
-from gmm_ivf.memory import Result, needed, with_fitting_tiles
+from gmm_ivf.memory import Result, free_bytes, needed, with_fitting_tiles
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import DATA_REACH, INSIDE, Rows
 
@@ -93,8 +93,8 @@ class Engine:
             return False
         if dtype in self._resident:
             return True
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return self.rows.n * self.rows.d * dtype.itemsize <= _RESIDENT_SHARE * free
+        size = self.rows.n * self.rows.d * dtype.itemsize
+        return size <= _RESIDENT_SHARE * free_bytes(self.device)
 
     def resident(self, dtype: torch.dtype) -> Tensor:
         """All samples in the frame, kept on the device."""

@@ -34,6 +34,13 @@ def with_fitting_tiles(run: Callable[[int], Result], size: int) -> tuple[Result,
             size = max(_FEWEST_ROWS, size // 2)
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that tensors may still take, with what torch keeps for them unused."""
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + unused
+
+
 @contextmanager
 def needed(what: str, n_bytes: int) -> Iterator[None]:
     """Say how much `what` needs when the device runs out of memory inside.

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmm_ivf.memory import free_bytes
 from gmm_ivf.params import Frame
 
 _SCAN_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
@@ -46,9 +47,9 @@ class Rows:
 
         Through two pinned buffers: the processor fills one while the other is on its way.
         """
-        free, _ = torch.cuda.mem_get_info(device)
         first = self.block(0, 1)
-        if self.is_tensor or 4 * first.element_size() * self.n * self.d > free:
+        n_bytes = first.element_size() * self.n * self.d
+        if self.is_tensor or 4 * n_bytes > free_bytes(device):
             return self
         size = max(1, _UPLOAD_ELEMENTS // self.d)
         whole = torch.empty(self.n, self.d, dtype=first.dtype, device=device)

@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CHAIN = (
     "params",
     "_sections",
-    "rows",
     "memory",
+    "rows",
     "lloyd",
     "engine",
     "truncation",
