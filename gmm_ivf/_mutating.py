@@ -223,5 +223,5 @@ class Mutating(Adapter):
         with uninterrupted():
             self._layout.clear()
             self._forget_removed()
-            self._ivf.max_codes = 0
+            self.max_codes = 0
         self.last_search = None

@@ -57,7 +57,7 @@ class Tuning(Searching):
         check_rows(queries, "queries")
         run = _Run(self, queries, k, float(recall))
         found = run.cells() if isinstance(self._layout, CellLayout) else run.lists()
-        self._ivf.nprobe, self._ivf.max_codes = found["nprobe"], found.get("max_codes", 0)
+        self.nprobe, self.max_codes = found["nprobe"], found.get("max_codes", 0)
         return found
 
 

@@ -68,8 +68,8 @@ class GpuIndexIVFGMM(Searching):
         self.quantizer = source.quantizer
         self._layout = kind(layout, self._resources, device)
         self.index = self._layout.gpu_index
-        limit = source._ivf.max_codes
-        self._ivf: Any = _View(source.nlist, source.metric_type, source.nprobe, limit)
+        limits = source.nprobe, source.max_codes
+        self._ivf: Any = _View(source.nlist, source.metric_type, *limits)
         self._dimensions = source.d
         self._chain, self._originals = source._chain, source._originals
         self._k_factor = source._k_factor

@@ -192,21 +192,21 @@ def row_logits(
     # Loaded here they arrive while the product runs; any earlier they join the load pipeline and
     # take twice the registers, any later every tile waits for them.
     g, c = tl.load(gain + ks), tl.load(offset + ks)
-    if COV == "tied" and MODE == "fp16x3":
-        base, c = centring(g, c)
-        acc += base[None, :]
-        acc = centred_product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc)
-    elif COV == "spherical" and MODE == "fp16x3":
-        acc -= half_norm[:, None]
+    if COV != "diag" and MODE == "fp16x3":
+        if COV == "tied":
+            base, c = centring(g, c)
+            acc += base[None, :]
+        else:
+            acc -= half_norm[:, None]
         acc = centred_product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc)
     else:
         acc = product3(x, x_low, tl.trans(bt), tl.trans(bt_low), acc, MODE)
+        if COV == "spherical":
+            acc -= half_norm[:, None]
     if COV == "diag":
         sq, sq_low = squares(x, x_low, MODE)
         qt, qt_low = staged_tile(q, k0, 0, part_b, MODE)
         acc = product3(sq, sq_low, tl.trans(qt), tl.trans(qt_low), acc, MODE)
-    if COV == "spherical" and MODE != "fp16x3":
-        acc -= half_norm[:, None]
     return acc * g[None, :] + c[None, :]
 
 

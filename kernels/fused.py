@@ -176,18 +176,18 @@ def moment_kernel(
         if COV == "spherical":
             # Here, so that the products below do not wait for each other's tiles.
             xt_tail = x_tail.load([row, d])
-        # In the order of `row_logits`, first or last: where a variance is a millionth of squared
-        # norms, as that of a component of one sample, the two have to agree to the last bit.
-        if COV == "spherical" and MODE == "fp16x3":
-            acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
+        # In the order of `row_logits`: where a variance is a millionth of squared norms, as that of
+        # a component of one sample, the two have to agree to the last bit.
         if CENTRED:
             if COV == "tied":
                 acc += base[:, None]
+            else:
+                acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
             acc = centred_product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc)
         else:
             acc = product3(bt, bt_low, tl.trans(xt), tl.trans(x_low), acc, MODE)
-        if COV == "spherical" and MODE != "fp16x3":
-            acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
+            if COV == "spherical":
+                acc = product(bt_tail, tl.trans(xt_tail), acc, MODE)
         if COV == "diag":
             sq, sq_low = squares(xt, x_low, MODE)
             acc = product3(qt, qt_low, tl.trans(sq), tl.trans(sq_low), acc, MODE)
