@@ -13,6 +13,7 @@ from gmm_ivf.kernels.components import (
     IllDefinedCovarianceError,
     Statistics,
     m_step,
+    mended_m_step,
 )
 from gmm_ivf.kernels.dispatch import choose_precision, safe_reach
 from gmm_ivf.lloyd import Pass, TorchPass
@@ -32,6 +33,8 @@ class Engine:
     backend : str
     burst : int
         EM iterations between looks at the likelihood.
+    mended : int
+        Covariances that were mended, summed over iterations; see `mend`.
 
     Parameters
     ----------
@@ -46,6 +49,8 @@ class Engine:
 
     backend = "torch"
     burst = 1
+    mended = 0
+    _mending = False
 
     def __init__(
         self,
@@ -153,9 +158,27 @@ class Engine:
         totals = []
         for _ in range(count):
             stats = self.e_step(components)
-            components = m_step(stats, components, reg_covar, mode=self.mode)
+            components = self.m_step(stats, components, reg_covar)
             totals.append(stats.log_likelihood)
         return components, torch.stack(totals)
+
+    def m_step(self, stats: Statistics, components: Components, reg_covar: float) -> Components:
+        """Components of the next iteration, in the mode of the last pass."""
+        if not self._mending:
+            return m_step(stats, components, reg_covar, mode=self.mode)
+        components, mended = mended_m_step(stats, components, reg_covar, self.mode)
+        self.mended += mended
+        return components
+
+    def mend(self, covariance_type: str) -> bool:
+        """From now on mend covariances that rounding made indefinite; whether that is a change.
+
+        Not in fp64, where they are what scikit-learn refuses as well.
+        """
+        can = covariance_type in ("tied", "full") and self.mode != "fp64"
+        changed = can and not self._mending
+        self._mending |= can
+        return changed
 
     def widen(self) -> bool:
         """From now on only the most precise mode; whether that is a change."""
@@ -256,7 +279,7 @@ class Run:
                 return self._burst(engine, count)
             except IllDefinedCovarianceError as error:
                 # Means that move far leave little of a narrow variance in low precision.
-                if not engine.widen():
+                if not (engine.widen() or engine.mend(start.covariance_type)):
                     if engine.mode == "fp64":
                         raise
                     raise _advised(error, engine.mode) from error

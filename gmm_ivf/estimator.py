@@ -2,8 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,7 +24,7 @@ from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
 from gmm_ivf.rows import Rows
-from gmm_ivf.truncation import LARGEST_BOUND, TruncatedTorchEngine, truncation_report
+from gmm_ivf.truncation import LARGEST_BOUND, engine_type, truncation_report
 
 
 class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimator):
@@ -113,13 +112,14 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     center_ : ndarray of shape (D,), float64
         Subtracted from the samples inside.
     fit_report_ : dict
-        "fit_seconds", and of these "load_seconds" (reading, checking and rounding X, and the copy
-        to a GPU), "init_seconds" and "em_seconds"; "init_share", the share of the start;
-        "relative_ridge", which the M-step added to the diagonals of tied and full covariances
-        beside `reg_covar` in the last precision, as a part of the mean variance. With `truncation`
-        also, for each iteration, "discarded_mass" (responsibility left out, a mean over samples),
-        "discarded_nats" (the same as ``-log(1 - mass)``), "visited_share" (of the components), and
-        "exact_iterations", the number of those that visited all.
+        "fit_seconds", of which "load_seconds" (reading, checking, rounding, copy to a GPU),
+        "init_seconds" (with its share, "init_share") and "em_seconds"; "relative_ridge", added to
+        the diagonals of tied and full covariances beside `reg_covar`, as a part of the mean
+        variance; "mended_covariances", how many, over all iterations, had eigenvalues that rounding
+        made negative, set to 0 before the ridge. With `truncation` also, by iteration,
+        "discarded_mass" (responsibility left out, a mean over samples), "discarded_nats"
+        (``-log(1 - mass)``) and "visited_share" (of the components), and "exact_iterations", the
+        number of those that visited all.
 
     See Also
     --------
@@ -290,6 +290,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             "em_seconds": em_seconds,
             "init_share": init_seconds / total,
             "relative_ridge": relative_ridge(self.covariance_type, self.precision_),
+            "mended_covariances": engine.mended,
             **extra,
         }
         self._warn(rows.n)
@@ -302,25 +303,10 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
     def _engine(self, rows: Rows) -> Engine:
         """The passes that EM is made of, on the device and backend that are to run."""
         device, backend, candidates = self._resolve(rows)
-        kind = self._engine_type(backend, candidates, rows.d)
+        kind = engine_type(backend, self.truncation, self.covariance_type, candidates, rows.d)
         rows = rows.on_gpu(device) if device.type == "cuda" else rows
         frame = rows.scan(device, keep_whole=self.covariance_type != "tied")
         return kind(rows, frame, device, candidates, self.chunk_size)
-
-    def _engine_type(
-        self, backend: str, candidates: tuple[str, ...], d: int
-    ) -> Callable[..., Engine]:
-        bound = self.truncation
-        if backend == "torch":
-            return Engine if bound is None else partial(TruncatedTorchEngine, bound=bound)
-        # Imported only where they run: triton may not be installed.
-        from gmm_ivf.triton_engine import TritonEngine
-        from gmm_ivf.truncated_engine import TruncatedEngine, check_truncation
-
-        if bound is None:
-            return TritonEngine
-        check_truncation(self.covariance_type, candidates, d)
-        return partial(TruncatedEngine, bound=bound)
 
     def _check_resumable(self, d: int) -> None:
         """Refuse a warm start from parameters of other shapes."""

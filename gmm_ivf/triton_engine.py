@@ -93,6 +93,8 @@ class TritonEngine(Engine):
         self, components: Components, count: int, reg_covar: float
     ) -> tuple[Components, Tensor]:
         """See `Engine.iterate`; covariances are looked at after the last iteration only."""
+        if self._mending:
+            return self._with_mending(components, count, reg_covar)
         loop = self._loop_from(components, reg_covar)
         self._reached = None
         totals = loop.run(count)
@@ -119,6 +121,21 @@ class TritonEngine(Engine):
             reached = loop.components()
             precisions_cholesky(reached.covariances, reached.covariance_type)
         return reached, torch.cat(totals)
+
+    def _with_mending(
+        self, components: Components, count: int, reg_covar: float
+    ) -> tuple[Components, Tensor]:
+        """Iterations that look at every covariance, by the kernels of `_once_more`."""
+        samples, loop = self._samples or self._staged(components), self._loop
+        if loop is None or not loop.mending or loop.samples is not samples:
+            self._loop = loop = Loop(samples, components, reg_covar, fused=False, mending=True)
+        elif components is not self._reached:
+            loop.restart(components)
+        before = loop.mended
+        totals = loop.run(count)
+        self.mended += loop.mended - before
+        self._reached = loop.components()
+        return self._reached, totals
 
     def _loop_from(self, components: Components, reg_covar: float) -> Loop:
         """The loop where it reached the components, else started from them."""

@@ -85,8 +85,8 @@ class TruncatedEngine(TritonEngine):
         """See `Engine.iterate`; may stop early, after an iteration with all components."""
         if self.record.begin(components):
             self._restart()
-        if self._rest:
-            self._rest -= 1
+        if self._rest or self._mending:
+            self._rest -= bool(self._rest)
             return self._exactly(components, count, reg_covar)
         if self._samples is None or self._samples is not self._sorted:
             self._enter(components)

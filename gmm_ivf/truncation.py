@@ -6,6 +6,8 @@ bound on the log-likelihood. The bound lies lower by the mean over the samples o
 can the fit, against exact EM, where it converges.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from gmm_ivf.engine import Engine
 from gmm_ivf.kernels import torch_backend
-from gmm_ivf.kernels.components import Components, m_step
+from gmm_ivf.kernels.components import Components
 from gmm_ivf.params import Frame
 from gmm_ivf.rows import Rows
 
@@ -93,7 +95,7 @@ class TruncatedTorchEngine(Engine):
         for _ in range(count):
             keep = _KeepLargest(self.share)
             stats = self.e_step(components, keep)
-            components = m_step(stats, components, reg_covar, mode=self.mode)
+            components = self.m_step(stats, components, reg_covar)
             totals.append(stats.log_likelihood)
             lost.append(keep.loss())
         self.record.add(torch.stack(lost).tolist(), components)
@@ -127,3 +129,29 @@ class _KeepLargest:
         Of samples seen: a pass that ran out of memory and was done again saw some twice.
         """
         return torch.stack(self.sums).sum(0) / self.seen
+
+
+def engine_type(
+    backend: str,
+    bound: float | None,
+    covariance_type: str,
+    candidates: tuple[str, ...],
+    n_features: int,
+) -> Callable[..., Engine]:
+    """What makes the engine of a backend, with truncation where a bound is given.
+
+    Raises
+    ------
+    ValueError
+        Where the kernels do not truncate.
+    """
+    if backend == "torch":
+        return Engine if bound is None else partial(TruncatedTorchEngine, bound=bound)
+    # Imported only where they run: triton may not be installed.
+    from gmm_ivf.triton_engine import TritonEngine
+    from gmm_ivf.truncated_engine import TruncatedEngine, check_truncation
+
+    if bound is None:
+        return TritonEngine
+    check_truncation(covariance_type, candidates, n_features)
+    return partial(TruncatedEngine, bound=bound)

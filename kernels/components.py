@@ -221,28 +221,74 @@ def m_step(
     is the one about the old mean less ``delta delta^T``: near convergence delta vanishes, so
     nothing cancels. A component without samples keeps its mean.
     """
+    weights, means, covariances = _maximised(stats, components)
+    kind = components.covariance_type
+    _add_ridge(covariances, reg_covar, kind, mode)
+    return Components.from_covariances(kind, weights, means, covariances, check)
+
+
+def mended_m_step(
+    stats: Statistics, components: Components, reg_covar: float, mode: str
+) -> tuple[Components, int]:
+    """`m_step`, where tied and full covariances may have lost definiteness to rounding.
+
+    Without the ridge a covariance is a sum of squares: eigenvalues below 0 are errors of the sums,
+    and become 0 before the ridge is added. Spherical and diagonal variances are treated so by
+    `m_step` already. The host waits for the device.
+
+    Returns
+    -------
+    components : Components
+    mended : int
+        Covariances with an eigenvalue below half of the ridge; the others are those of `m_step`.
+
+    Raises
+    ------
+    IllDefinedCovarianceError
+        When a covariance has no positive eigenvalues even so: without any ridge, or not finite.
+    """
+    weights, means, covariances = _maximised(stats, components)
+    kind = components.covariance_type
+    ridged = covariances.clone()
+    _add_ridge(ridged, reg_covar, kind, mode)
+    mended = 0
+    if kind in ("tied", "full"):
+        # With half of the ridge: barely definite is as wrong as barely not.
+        fails = torch.linalg.cholesky_ex((covariances + ridged) / 2)[1] != 0
+        bad = fails & ridged.isfinite().all(-1).all(-1)
+        mended = int(bad.sum())
+        if mended:
+            values, vectors = torch.linalg.eigh(covariances[bad])
+            positive = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
+            _add_ridge(positive, reg_covar, kind, mode)
+            ridged[bad] = positive
+    return Components.from_covariances(kind, weights, means, ridged), mended
+
+
+def _maximised(stats: Statistics, components: Components) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, means and covariances of maximum likelihood, without a ridge."""
     kind = components.covariance_type
     counts = stats.s0 + COUNT_FLOOR
     delta = stats.s1 / counts[:, None]
     if kind == "spherical":
         moment = stats.s2 / counts - delta.square().sum(1)
-        covariances = moment.clamp_min(0) / delta.shape[1] + reg_covar
+        covariances = moment.clamp_min(0) / delta.shape[1]
     elif kind == "diag":
-        covariances = (stats.s2 / counts[:, None] - delta.square()).clamp_min(0) + reg_covar
+        covariances = (stats.s2 / counts[:, None] - delta.square()).clamp_min(0)
     elif kind == "tied":
         covariances = torch.addmm(stats.s2, stats.s1.T, delta, alpha=-1) / counts.sum()
-        _add_ridge(covariances, reg_covar, relative_ridge(kind, mode))
     else:
         covariances = stats.s2 / counts[:, None, None] - delta[:, :, None] * delta[:, None, :]
-        _add_ridge(covariances, reg_covar, relative_ridge(kind, mode))
-    return Components.from_covariances(
-        kind, counts / counts.sum(), components.means + delta, covariances, check
-    )
+    return counts / counts.sum(), components.means + delta, covariances
 
 
-def _add_ridge(covariances: Tensor, absolute: float, relative: float) -> None:
-    """Add to the diagonals an absolute value and, if any, a part of their mean."""
+def _add_ridge(covariances: Tensor, absolute: float, covariance_type: str, mode: str) -> None:
+    """Add to variances an absolute value and, if the mode asks for it, a part of their mean."""
+    if covariance_type in ("spherical", "diag"):
+        covariances += absolute
+        return
     diagonal = covariances.diagonal(dim1=-2, dim2=-1)
+    relative = relative_ridge(covariance_type, mode)
     if relative:
         diagonal += absolute + relative * diagonal.mean(-1, keepdim=True)
     else:

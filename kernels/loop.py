@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gmm_ivf.kernels import em
-from gmm_ivf.kernels.components import Components, m_step
+from gmm_ivf.kernels.components import Components, m_step, mended_m_step
 from gmm_ivf.kernels.launch import about_means, capture, log_total
 from gmm_ivf.kernels.operands import Samples, prepare
 from gmm_ivf.kernels.sweep import sweep_sums
@@ -42,6 +42,8 @@ class Loop:
         Only the means change; for spherical and diag.
     fused : bool, optional
         Which kernels to run; by default the faster ones for the number of features.
+    mending : bool, default=False
+        M-steps are `components.mended_m_step`, for which every iteration waits for the device.
 
     Attributes
     ----------
@@ -49,9 +51,13 @@ class Loop:
         Log-normalisers of the samples that the last iteration found; see `kernels.launch.Rows`.
     counts : Tensor of shape (K,), float64
         Sums of responsibilities that it found.
+    mending : bool
+    mended : int
+        Covariances mended so far.
     """
 
     counts: Tensor
+    mended: int = 0
 
     def __init__(
         self,
@@ -61,9 +67,11 @@ class Loop:
         *,
         frozen: bool = False,
         fused: bool | None = None,
+        mending: bool = False,
     ):
         self.samples = samples
         self._frozen = frozen
+        self.mending = mending
         self.reg_covar = reg_covar
         prepared = prepare(components, samples.mode, fused=fused)
         self.prepared = replace(prepared, components=components.copy())
@@ -72,7 +80,7 @@ class Loop:
         self.norm = samples.empty_rows()
         self._forget()
         self._partials = em.partials(samples, self.prepared) if self.prepared.fused else None
-        self._captured = is_captured(components)
+        self._captured = is_captured(components) and not mending
         self._warm = False
         # With the place of its result.
         self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
@@ -121,9 +129,12 @@ class Loop:
             update(prepared, sums, self._reg_covar, frozen=self._frozen)
             return log_total(samples, rows)
         statistics = about_means(samples, rows, prepared, sums)
-        new = m_step(
-            statistics, prepared.components, self.reg_covar, check=False, mode=prepared.mode
-        )
+        old, mode = prepared.components, prepared.mode
+        if self.mending:
+            new, mended = mended_m_step(statistics, old, self.reg_covar, mode)
+            self.mended += mended
+        else:
+            new = m_step(statistics, old, self.reg_covar, check=False, mode=mode)
         self._overwrite(new)
         return statistics.log_likelihood
 

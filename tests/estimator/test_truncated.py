@@ -216,7 +216,7 @@ def test_bounds_that_would_be_k_means_are_refused(bad):
 def test_without_truncation_nothing_is_reported():
     report = fit(blobs(20, 2, 2, 3.0), 2).fit_report_
     phases = {"load_seconds", "init_seconds", "em_seconds", "fit_seconds"}
-    assert set(report) == {*phases, "init_share", "relative_ridge"}
+    assert set(report) == {*phases, "init_share", "relative_ridge", "mended_covariances"}
 
 
 def test_the_option_is_a_parameter_and_is_saved(tmp_path):

@@ -14,7 +14,9 @@ from gmm_ivf.kernels.components import (
     Statistics,
     half_log_determinant,
     m_step,
+    mended_m_step,
     precisions_cholesky,
+    relative_ridge,
 )
 
 every_kind = pytest.mark.parametrize("kind", COVARIANCE_TYPES)
@@ -132,6 +134,67 @@ def test_rounding_never_makes_a_variance_negative(mixture, kind):
     torch.testing.assert_close(got.covariances, torch.full_like(got.covariances, 1e-6))
     with pytest.raises(IllDefinedCovarianceError):
         m_step(short, c, 0.0)
+
+
+def as_one(kind, matrix: torch.Tensor) -> tuple[Components, Statistics]:
+    """Statistics of two components, of which the first has 4 samples and this second moment."""
+    d = len(matrix)
+    c = Components.equal(kind, torch.zeros(2, d).double(), 1.0)
+    moments = torch.stack([4 * matrix, torch.eye(d).double()])
+    counts = torch.tensor([4.0, 1.0]).double()
+    s2 = moments if kind == "full" else 5 * matrix
+    return c, Statistics(torch.zeros(()), counts, torch.zeros(2, d).double(), s2)
+
+
+@pytest.mark.parametrize("mode", ["fp16", "fp16x3"])
+@pytest.mark.parametrize("kind", ["tied", "full"])
+@pytest.mark.parametrize("least", [-1e-3, -1e-7, 3e-7])
+def test_eigenvalues_that_rounding_made_negative_become_zero(kind, mode, least):
+    """Those of the sums, to which the ridge is then added; what is well above it stays."""
+    axes = torch.linalg.qr(torch.arange(9.0).view(3, 3).cos().double()).Q
+    true, found = torch.tensor([1.0, 0.5, max(least, 0)]), torch.tensor([1.0, 0.5, least])
+    true, found = true.double(), found.double()
+    c, stats = as_one(kind, (axes * found) @ axes.T)
+    reg_covar = 1e-6
+    got, mended = mended_m_step(stats, c, reg_covar, mode)
+    first = got.covariances[0] if kind == "full" else got.covariances
+    ridge = reg_covar + relative_ridge(kind, mode) * float(true.mean())
+    # Barely definite covariances are left as they are.
+    changed = least + ridge < ridge / 2
+    assert mended == changed
+    wanted = (axes * true) @ axes.T + ridge * torch.eye(3).double()
+    torch.testing.assert_close(first, wanted, rtol=0, atol=1e-12 if least >= 0 else -least)
+    if changed:
+        torch.testing.assert_close(first, wanted, rtol=0, atol=1e-15)
+    if kind == "full":
+        other = (1 + reg_covar + relative_ridge(kind, mode)) * torch.eye(3).double()
+        torch.testing.assert_close(got.covariances[1], other, rtol=0, atol=1e-12)
+
+
+@every_kind
+def test_mending_changes_nothing_that_is_definite(mixture, kind):
+    x, c = mixture(kind)
+    stats = reference.statistics(x, c)
+    got, mended = mended_m_step(stats, c, 1e-6, "fp16")
+    want = m_step(stats, c, 1e-6, mode="fp16")
+    assert mended == 0
+    for name in ("weights", "means", "covariances", "precisions_cholesky"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["tied", "full"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_mended(kind, value):
+    c, stats = as_one(kind, torch.diag(torch.tensor([1.0, value])).double())
+    with pytest.raises(IllDefinedCovarianceError, match="component 0 "):
+        mended_m_step(stats, c, 1e-6, "fp16")
+
+
+@pytest.mark.parametrize("kind", ["tied", "full"])
+def test_without_a_ridge_a_flat_covariance_is_refused(kind):
+    c, stats = as_one(kind, torch.diag(torch.tensor([1.0, -1e-9])).double())
+    with pytest.raises(IllDefinedCovarianceError, match="component 0 "):
+        mended_m_step(stats, c, 0.0, "fp16x3")
 
 
 @every_kind
