@@ -11,7 +11,6 @@ from gmm_ivf.memory import with_fitting_tiles
 
 _COLUMN_ELEMENTS = 1 << 24
 _SUM_ROWS = 1 << 14
-_ITERATIONS = 25
 _TOLERANCE = 1e-4
 # k-means++ takes a pass for each centre, and few samples serve as well as all. Beyond so many
 # centres the samples are dealt into groups that find their share of the centres side by side.
@@ -20,11 +19,12 @@ _GROUP_CENTERS = 256
 
 
 class Pass(Protocol):
-    """Lloyd's iterations over samples, `steps` of them a call."""
+    """Lloyd's iterations over samples, `steps` of them a call, `iterations` at most."""
 
     sample: Tensor
     noise: float
     steps: int
+    iterations: int
 
     def __call__(self, centers: Tensor, inertia: float) -> tuple[Tensor, Tensor, Tensor]:
         """New centres (K, D), and what the last iteration began with: samples of each centre (K,)
@@ -54,6 +54,7 @@ class TorchPass:
     """
 
     steps = 1
+    iterations = 25
 
     def __init__(self, sample: Tensor):
         self.sample = sample
@@ -86,14 +87,14 @@ class TorchPass:
 def lloyd(assign: Pass, n_components: int, rng: np.random.RandomState) -> tuple[Tensor, float]:
     """Centres of k-means on a sample, (K, D) float64, and the mean squared distance to them.
 
-    Stops after 25 iterations (26 in calls of two), or when they improve the mean squared distance
-    by less than 1e-4 of it each. An empty cluster moves to the sample farthest from its centre;
+    Stops after the iterations of the pass, or when they improve the mean squared distance by less
+    than 1e-4 of it each. An empty cluster moves to the sample farthest from its centre;
     with fewer distinct samples than clusters some stay empty.
     """
     sample = assign.sample
     centers, inertia = _first_centers(assign, n_components, rng)
     previous = float("inf")
-    for _ in range(0, _ITERATIONS, assign.steps):
+    for _ in range(0, assign.iterations, assign.steps):
         centers, counts, distance = assign(centers, inertia)
         kept, centers = centers, _refill_empty(sample, centers, counts > 0.5, distance)
         inertia = float(distance.mean(dtype=torch.float64))
