@@ -15,6 +15,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from tqdm import tqdm
 
 from gmm_ivf import seeding
+from gmm_ivf.backends import engine_type
 from gmm_ivf.engine import Engine, Run, check_reach
 from gmm_ivf.inference import MixtureInference
 from gmm_ivf.initial import check_initial_parameters, covariances_from_precisions
@@ -24,7 +25,7 @@ from gmm_ivf.kernels.dispatch import BACKENDS, PRECISIONS
 from gmm_ivf.params import covariance_shape
 from gmm_ivf.persistence import MixtureFiles
 from gmm_ivf.rows import Rows
-from gmm_ivf.truncation import LARGEST_BOUND, engine_type, truncation_report
+from gmm_ivf.truncation import LARGEST_BOUND, truncation_report
 
 
 class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimator):

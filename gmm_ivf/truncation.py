@@ -6,8 +6,6 @@ bound on the log-likelihood. The bound lies lower by the mean over the samples o
 can the fit, against exact EM, where it converges.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -129,29 +127,3 @@ class _KeepLargest:
         Of samples seen: a pass that ran out of memory and was done again saw some twice.
         """
         return torch.stack(self.sums).sum(0) / self.seen
-
-
-def engine_type(
-    backend: str,
-    bound: float | None,
-    covariance_type: str,
-    candidates: tuple[str, ...],
-    n_features: int,
-) -> Callable[..., Engine]:
-    """What makes the engine of a backend, with truncation where a bound is given.
-
-    Raises
-    ------
-    ValueError
-        Where the kernels do not truncate.
-    """
-    if backend == "torch":
-        return Engine if bound is None else partial(TruncatedTorchEngine, bound=bound)
-    # Imported only where they run: triton may not be installed.
-    from gmm_ivf.triton_engine import TritonEngine
-    from gmm_ivf.truncated_engine import TruncatedEngine, check_truncation
-
-    if bound is None:
-        return TritonEngine
-    check_truncation(covariance_type, candidates, n_features)
-    return partial(TruncatedEngine, bound=bound)

@@ -18,6 +18,7 @@ CHAIN = (
     "truncation",
     "triton_engine",
     "truncated_engine",
+    "backends",
     "seeding",
     "initial",
     "tiled",
