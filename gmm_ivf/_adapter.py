@@ -1,5 +1,7 @@
 """State of an `IndexIVFGMM` that searching and changing it share."""
 
+import inspect
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,12 @@ from gmm_ivf._vectors import as_matrix, check_count, check_rows
 from gmm_ivf.quantizer import GMMQuantizer
 
 
+@cache
+def _declared(kind: type) -> frozenset[str]:
+    """Names that a class and its bases have, or declare without a value."""
+    return frozenset(n for c in kind.__mro__ for n in (*vars(c), *inspect.get_annotations(c)))
+
+
 class Adapter:
     """What is wrapped, and what FAISS's attributes say of it."""
 
@@ -26,6 +34,15 @@ class Adapter:
     _chain: Chain | None
     _originals: Originals | None
     _k_factor: float
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As FAISS's classes refuse names that they do not have: a slip would have no effect."""
+        if not (name in _declared(type(self)) or name.startswith("_")):
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r} to set; a subclass declares its "
+                "own on the class."
+            )
+        super().__setattr__(name, value)
 
     @property
     def d(self) -> int:

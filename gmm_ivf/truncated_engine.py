@@ -107,6 +107,12 @@ class TruncatedEngine(TritonEngine):
             self._tire()
         return reached, reached.means.new_tensor([row[0] for row in table])
 
+    def _staged_in(self, mode: str) -> Samples:
+        if self._samples is not None and self._samples.mode != mode:
+            # Sorted ones of the old mode would stay beside those that are staged.
+            self._sorted = None
+        return super()._staged_in(mode)
+
     def _settle(self, sound: bool) -> None:
         """Bursts of half the length after one that exceeded the bound, longer after some others."""
         self._chosen = sound

@@ -219,6 +219,19 @@ def test_without_truncation_nothing_is_reported():
     assert set(report) == {*phases, "init_share", "relative_ridge", "mended_covariances"}
 
 
+def test_samples_in_order_go_when_others_are_staged(device):
+    """Those of two modes need not fit beside one another."""
+    x = blobs(200, 2, 2, 3.0)
+    model = GaussianMixture(2, truncation=1e-3, backend="triton", precision="fp16", device=device)
+    engine: Any = model._engine(model._check_rows(x, reset=True)).loaded()
+    engine._sorted = engine._samples
+    engine._staged_in("fp16")
+    assert engine._sorted is engine._samples
+    engine._staged_in("fp16x3")
+    assert engine._sorted is None
+    assert engine._samples.mode == "fp16x3"
+
+
 def test_the_option_is_a_parameter_and_is_saved(tmp_path):
     model = fit(blobs(50, 2, 2, 3.0), 2, truncation=1e-3, precision="fp32")
     copies: list[Any] = [clone(model), pickle.loads(pickle.dumps(model))]

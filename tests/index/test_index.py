@@ -332,3 +332,23 @@ def test_missing_methods_say_so(blobs, soft, name):
     index = soft(blobs(300, 4), 3)
     with pytest.raises(NotImplementedError, match=rf"IndexIVFGMM\.{name} is not available: "):
         getattr(index, name)(1, 2)
+
+
+def test_names_that_it_does_not_have_are_not_set(blobs, trained, codec):
+    x = blobs(300, 8)
+    index = IndexIVFGMM(codec("Flat", trained(x, 4)))
+    with pytest.raises(AttributeError, match="IndexIVFGMM has no attribute 'nprobes' to set"):
+        index.nprobes = 4
+    assert not hasattr(index, "nprobes")
+
+
+def test_a_subclass_declares_its_own_names(blobs, trained, codec):
+    class Named(IndexIVFGMM):
+        name: str
+        version = 0
+
+    index = Named(codec("Flat", trained(blobs(300, 8), 4)))
+    index.name, index.version = "mine", 2
+    assert (index.name, index.version, index._k_factor) == ("mine", 2, 1.0)
+    with pytest.raises(AttributeError, match="Named has no attribute 'owner'"):
+        index.owner = "me"
