@@ -18,8 +18,8 @@ from gmm_ivf.quantizer import GMMQuantizer
 
 @cache
 def _declared(kind: type) -> frozenset[str]:
-    """Names that a class and its bases have, or declare without a value."""
-    return frozenset(n for c in kind.__mro__ for n in (*vars(c), *inspect.get_annotations(c)))
+    """Names that a class and its bases declare without a value."""
+    return frozenset(name for c in kind.__mro__ for name in inspect.get_annotations(c))
 
 
 class Adapter:
@@ -37,7 +37,8 @@ class Adapter:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As FAISS's classes refuse names that they do not have: a slip would have no effect."""
-        if not (name in _declared(type(self)) or name.startswith("_")):
+        kind = type(self)
+        if not (name.startswith("_") or hasattr(kind, name) or name in _declared(kind)):
             raise AttributeError(
                 f"{type(self).__name__} has no attribute {name!r} to set; a subclass declares its "
                 "own on the class."

@@ -170,12 +170,12 @@ class Engine:
         self.mended += mended
         return components
 
-    def mend(self, covariance_type: str) -> bool:
+    def mend(self, covariance_type: str, reg_covar: float) -> bool:
         """From now on mend covariances that rounding made indefinite; whether that is a change.
 
-        Not in fp64, where they are what scikit-learn refuses as well.
+        Not in fp64 or without a ridge, where they are what scikit-learn refuses as well.
         """
-        can = covariance_type in ("tied", "full") and self.mode != "fp64"
+        can = covariance_type in ("tied", "full") and self.mode != "fp64" and reg_covar > 0
         changed = can and not self._mending
         self._mending |= can
         return changed
@@ -279,7 +279,7 @@ class Run:
                 return self._burst(engine, count)
             except IllDefinedCovarianceError as error:
                 # Means that move far leave little of a narrow variance in low precision.
-                if not (engine.widen() or engine.mend(start.covariance_type)):
+                if not (engine.widen() or engine.mend(start.covariance_type, self.reg_covar)):
                     if engine.mode == "fp64":
                         raise
                     raise _advised(error, engine.mode) from error

@@ -116,11 +116,11 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
         "fit_seconds", of which "load_seconds" (reading, checking, rounding, copy to a GPU),
         "init_seconds" (with its share, "init_share") and "em_seconds"; "relative_ridge", added to
         the diagonals of tied and full covariances beside `reg_covar`, as a part of the mean
-        variance; "mended_covariances", how many, over all iterations, had eigenvalues that rounding
-        made negative, set to 0 before the ridge. With `truncation` also, by iteration,
-        "discarded_mass" (responsibility left out, a mean over samples), "discarded_nats"
-        (``-log(1 - mass)``) and "visited_share" (of the components), and "exact_iterations", the
-        number of those that visited all.
+        variance; "mended_covariances", how many, over all iterations of the best start, had
+        eigenvalues below the rounding of their sums, which were raised to it. With `truncation`
+        also, by iteration, "discarded_mass" (responsibility left out, a mean over samples),
+        "discarded_nats" (``-log(1 - mass)``) and "visited_share" (of the components), and
+        "exact_iterations", the number of those that visited all.
 
     See Also
     --------
@@ -267,6 +267,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             begun = time.perf_counter()
             init_seconds += begun - start
             check_reach(components)
+            engine.mended = 0
             previous = self.lower_bound_ if resume else -np.inf
             reg_covar = self.reg_covar / engine.frame.scale**2
             run = Run(components, reg_covar, previous)
@@ -282,7 +283,7 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             if number == 0 or run.bound > best:
                 best = run.bound
                 self._store(run, engine)
-                extra = truncation_report(engine)
+                extra = {"mended_covariances": engine.mended, **truncation_report(engine)}
         total = time.perf_counter() - started
         self.fit_report_ = {
             "fit_seconds": total,
@@ -291,7 +292,6 @@ class GaussianMixture(MixtureInference, MixtureFiles, DensityMixin, BaseEstimato
             "em_seconds": em_seconds,
             "init_share": init_seconds / total,
             "relative_ridge": relative_ridge(self.covariance_type, self.precision_),
-            "mended_covariances": engine.mended,
             **extra,
         }
         self._warn(rows.n)

@@ -16,6 +16,7 @@ from gmm_ivf.kernels.components import (
     IllDefinedCovarianceError,
     Statistics,
     m_step,
+    mended_m_step,
 )
 from gmm_ivf.lloyd import lloyd, sums_by_label
 
@@ -65,12 +66,28 @@ def initial_components(
     if method == "random":
         zeros = torch.zeros(n_components, engine.rows.d, dtype=torch.float64, device=engine.device)
         reference = Components.equal(covariance_type, zeros, 1.0)
-        return m_step(engine.e_step(reference, _Random(rng)), reference, reg_covar)
+        return _of_random(engine, reference, reg_covar, rng)
     size = _sample_size(n_components, engine.rows.d)
     sample = engine.sample(size, rng, engine.candidates[0])
     rows = _chosen_rows(sample, n_components, method == "k-means++", rng)
     reference = Components.equal(covariance_type, sample[rows].double(), 1.0)
     return m_step(_of_single_samples(engine, reference), reference, reg_covar)
+
+
+def _of_random(
+    engine: Engine, reference: Components, reg_covar: float, rng: np.random.RandomState
+) -> Components:
+    """M-step of random responsibilities; in a more precise mode where sums were too coarse."""
+    while True:
+        stats = engine.e_step(reference, _Random(rng))
+        try:
+            return m_step(stats, reference, reg_covar)
+        except IllDefinedCovarianceError:
+            if engine.widen():
+                continue
+            if engine.mode == "fp64" or reg_covar == 0:
+                raise
+            return mended_m_step(stats, reference, reg_covar, engine.mode)[0]
 
 
 def _of_kmeans(

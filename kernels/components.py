@@ -16,6 +16,16 @@ COVARIANCE_TYPES = ("spherical", "diag", "tied", "full")
 # weight of about zero and a finite mean.
 COUNT_FLOOR = 10 * torch.finfo(torch.float64).eps
 
+# Rounding unit of an operand of a matrix product.
+ROUNDING_UNITS = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16x3": 2.0**-22,
+    "fp16": 2.0**-11,
+    "tf32": 2.0**-11,
+    "bf16": 2.0**-8,
+}
+
 # Modes that store the factors of covariances in half precision.
 HALF_MODES = ("fp16", "bf16")
 # Ridge of the factors of tied and full covariances in those modes, relative to the mean variance:
@@ -232,37 +242,37 @@ def mended_m_step(
 ) -> tuple[Components, int]:
     """`m_step`, where tied and full covariances may have lost definiteness to rounding.
 
-    Without the ridge a covariance is a sum of squares: eigenvalues below 0 are errors of the sums,
-    and become 0 before the ridge is added. Spherical and diagonal variances are treated so by
-    `m_step` already. The host waits for the device.
+    Before the ridge is added, eigenvalues below the rounding of the sums are raised to it: the unit
+    of the mode times the norm of the covariance. Set to 0 they would leave the ridge alone to
+    variances that may be as large as the rounding, and left as they are errors of either sign would
+    decide between components. The host waits for the device.
 
     Returns
     -------
     components : Components
     mended : int
-        Covariances with an eigenvalue below half of the ridge; the others are those of `m_step`.
+        Covariances that had such eigenvalues; the others are those of `m_step`.
 
     Raises
     ------
     IllDefinedCovarianceError
-        When a covariance has no positive eigenvalues even so: without any ridge, or not finite.
+        When a covariance is not positive definite even so: 0 without a ridge, or not finite.
     """
     weights, means, covariances = _maximised(stats, components)
-    kind = components.covariance_type
-    ridged = covariances.clone()
-    _add_ridge(ridged, reg_covar, kind, mode)
-    mended = 0
+    kind, mended = components.covariance_type, 0
     if kind in ("tied", "full"):
-        # With half of the ridge: barely definite is as wrong as barely not.
-        fails = torch.linalg.cholesky_ex((covariances + ridged) / 2)[1] != 0
-        bad = fails & ridged.isfinite().all(-1).all(-1)
-        mended = int(bad.sum())
+        floor = ROUNDING_UNITS[mode] * covariances.norm(dim=(-2, -1))
+        lowered = covariances.clone()
+        lowered.diagonal(dim1=-2, dim2=-1).sub_(floor[..., None])
+        low = torch.linalg.cholesky_ex(lowered)[1] != 0
+        low &= covariances.isfinite().all(-1).all(-1)
+        mended = int(low.sum())
         if mended:
-            values, vectors = torch.linalg.eigh(covariances[bad])
-            positive = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
-            _add_ridge(positive, reg_covar, kind, mode)
-            ridged[bad] = positive
-    return Components.from_covariances(kind, weights, means, ridged), mended
+            values, vectors = torch.linalg.eigh(covariances[low])
+            values = torch.maximum(values, floor[low][..., None])
+            covariances[low] = (vectors * values[..., None, :]) @ vectors.mT
+    _add_ridge(covariances, reg_covar, kind, mode)
+    return Components.from_covariances(kind, weights, means, covariances), mended
 
 
 def _maximised(stats: Statistics, components: Components) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,18 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gmm_ivf.kernels.components import Components, relative_ridge
+from gmm_ivf.kernels.components import ROUNDING_UNITS, Components, relative_ridge
 
 BACKENDS = ("auto", "triton", "torch")
-# Rounding unit of an operand of a matrix product.
-ROUNDING_UNITS = {
-    "fp64": 2.0**-53,
-    "fp32": 2.0**-24,
-    "fp16x3": 2.0**-22,
-    "fp16": 2.0**-11,
-    "tf32": 2.0**-11,
-    "bf16": 2.0**-8,
-}
 PRECISIONS = ("auto", *ROUNDING_UNITS)
 TRITON_FEATURES = 4096
 

@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
 from gmm_ivf import GaussianMixture
+from gmm_ivf.kernels.dispatch import ROUNDING_UNITS
 
 DTYPES = [np.float32, np.float64]
 
@@ -205,3 +206,49 @@ def test_gm_g15_a_smaller_tol_reaches_the_truth():
     assert (np.diff(late.lower_bounds_) > -1e-12).all()
     narrow = GaussianMixture(2, tol=1e-6, max_iter=5000, **options).fit(X.astype(np.float32))
     assert abs(np.sort(narrow.weights_)[0] - 0.25) < 0.06
+
+
+def in_a_plane(scale: float) -> np.ndarray:
+    """Samples of clusters in three of twelve dimensions."""
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(6, 3)) * 3
+    x = centers[rng.integers(6, size=200)] + rng.normal(size=(200, 3))
+    return (scale * x @ rng.normal(size=(3, 12))).astype(np.float32)
+
+
+@pytest.mark.parametrize("init_params", ["kmeans", "random"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16x3", "tf32"])
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+def test_mended_fits_settle(scale, precision, init_params):
+    """Eigenvalues left as rounding made them decided between components, and EM never ended."""
+    x = in_a_plane(scale)
+    options = {"covariance_type": "full", "precision": precision, "init_params": init_params}
+    model = quiet_fit(x, 6, max_iter=60, **options)
+    report = model.fit_report_
+    assert report["mended_covariances"] > 0
+    assert model.converged_
+    assert_sane(model, x)
+    ends = np.array(model.lower_bounds_[-5:])
+    assert ends[-1] > ends.max() - 0.3
+    # The ridge is far below the rounding of the largest variances, to which others are raised.
+    values = np.linalg.eigvalsh(model.covariances_)
+    assert (values[:, 0] > ROUNDING_UNITS[precision] / 2 * values[:, -1]).all()
+
+
+@pytest.mark.parametrize("init_params", ["kmeans", "random"])
+def test_auto_widens_before_it_mends(init_params):
+    model = quiet_fit(in_a_plane(10.0), 6, covariance_type="full", init_params=init_params)
+    assert model.precision_ == "fp64"
+    assert model.fit_report_["mended_covariances"] == 0
+
+
+def test_covariances_mended_are_counted_for_the_best_start():
+    x = in_a_plane(10.0)
+    options = {"covariance_type": "full", "precision": "fp32", "max_iter": 3, "tol": 0}
+    model = quiet_fit(x, 6, n_init=4, **options)
+    assert 0 < model.fit_report_["mended_covariances"] <= 3 * 6
+
+
+def test_nothing_is_mended_without_a_ridge():
+    with pytest.raises(ValueError, match="increase reg_covar"):
+        quiet_fit(in_a_plane(10.0), 6, covariance_type="full", precision="fp32", reg_covar=0)

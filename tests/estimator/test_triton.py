@@ -131,16 +131,18 @@ def test_counts_of_one_total_serve_tied_covariances(device):
     np.testing.assert_allclose(model.covariances_, oracle.covariances_, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["auto", "tf32"])
-def test_counts_of_one_total_fit_with_full_covariances(device, precision):
-    """They lie in a plane, and full covariances are a ridge wide across it."""
+@pytest.mark.parametrize(("precision", "nats"), [("auto", 2.0), ("tf32", 6.0)])
+def test_counts_of_one_total_fit_with_full_covariances(device, precision, nats):
+    """They lie in a plane; across it variances are the ridge, or the rounding of larger ones."""
     rng = np.random.default_rng(1)
     shares = rng.dirichlet(np.ones(20), 3)
     x = np.stack([rng.multinomial(300, shares[i % 3]) for i in range(600)]).astype(np.float32)
     model = fit(x, device, backend="triton", covariance_type="full", precision=precision)
     oracle = fit(x, device, backend="torch", covariance_type="full")
     assert oracle.precision_ == "fp64"
-    assert model.lower_bound_ == pytest.approx(oracle.lower_bound_, abs=0.5)
+    assert model.lower_bound_ == pytest.approx(oracle.lower_bound_, abs=nats)
+    rises = np.diff(model.lower_bounds_[1:])
+    assert (rises > -0.05).all()
     np.testing.assert_array_equal(model.predict(x), oracle.predict(x))
 
 

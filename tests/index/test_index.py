@@ -352,3 +352,6 @@ def test_a_subclass_declares_its_own_names(blobs, trained, codec):
     assert (index.name, index.version, index._k_factor) == ("mine", 2, 1.0)
     with pytest.raises(AttributeError, match="Named has no attribute 'owner'"):
         index.owner = "me"
+    Named.owner = None
+    index.owner = "me"
+    assert index.owner == "me"

@@ -9,6 +9,7 @@ import torch
 from gmm_ivf.kernels import reference
 from gmm_ivf.kernels.components import (
     COVARIANCE_TYPES,
+    ROUNDING_UNITS,
     Components,
     IllDefinedCovarianceError,
     Statistics,
@@ -146,29 +147,25 @@ def as_one(kind, matrix: torch.Tensor) -> tuple[Components, Statistics]:
     return c, Statistics(torch.zeros(()), counts, torch.zeros(2, d).double(), s2)
 
 
-@pytest.mark.parametrize("mode", ["fp16", "fp16x3"])
+@pytest.mark.parametrize("mode", ["fp16", "fp16x3", "tf32"])
 @pytest.mark.parametrize("kind", ["tied", "full"])
-@pytest.mark.parametrize("least", [-1e-3, -1e-7, 3e-7])
-def test_eigenvalues_that_rounding_made_negative_become_zero(kind, mode, least):
-    """Those of the sums, to which the ridge is then added; what is well above it stays."""
+@pytest.mark.parametrize("least", [-1e-3, -1e-7, 0.0, 1e-7, 1e-5, 1e-2])
+def test_eigenvalues_below_the_rounding_of_sums_are_raised_to_it(kind, mode, least):
+    """What is above it stays, bit for bit; the ridge is added after that."""
     axes = torch.linalg.qr(torch.arange(9.0).view(3, 3).cos().double()).Q
-    true, found = torch.tensor([1.0, 0.5, max(least, 0)]), torch.tensor([1.0, 0.5, least])
-    true, found = true.double(), found.double()
+    found = torch.tensor([1.0, 0.5, least]).double()
     c, stats = as_one(kind, (axes * found) @ axes.T)
-    reg_covar = 1e-6
+    reg_covar, floor = 1e-6, ROUNDING_UNITS[mode] * float(found.norm())
     got, mended = mended_m_step(stats, c, reg_covar, mode)
     first = got.covariances[0] if kind == "full" else got.covariances
+    assert mended == (least < floor)
+    true = found.clamp_min(floor)
     ridge = reg_covar + relative_ridge(kind, mode) * float(true.mean())
-    # Barely definite covariances are left as they are.
-    changed = least + ridge < ridge / 2
-    assert mended == changed
     wanted = (axes * true) @ axes.T + ridge * torch.eye(3).double()
-    torch.testing.assert_close(first, wanted, rtol=0, atol=1e-12 if least >= 0 else -least)
-    if changed:
-        torch.testing.assert_close(first, wanted, rtol=0, atol=1e-15)
+    torch.testing.assert_close(first, wanted, rtol=0, atol=1e-14)
     if kind == "full":
         other = (1 + reg_covar + relative_ridge(kind, mode)) * torch.eye(3).double()
-        torch.testing.assert_close(got.covariances[1], other, rtol=0, atol=1e-12)
+        torch.testing.assert_close(got.covariances[1], other, rtol=0, atol=1e-14)
 
 
 @every_kind
@@ -191,8 +188,8 @@ def test_what_is_not_finite_is_not_mended(kind, value):
 
 
 @pytest.mark.parametrize("kind", ["tied", "full"])
-def test_without_a_ridge_a_flat_covariance_is_refused(kind):
-    c, stats = as_one(kind, torch.diag(torch.tensor([1.0, -1e-9])).double())
+def test_without_spread_or_ridge_a_covariance_is_refused(kind):
+    c, stats = as_one(kind, torch.zeros(2, 2).double())
     with pytest.raises(IllDefinedCovarianceError, match="component 0 "):
         mended_m_step(stats, c, 0.0, "fp16x3")
 
