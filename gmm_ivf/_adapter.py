@@ -40,8 +40,8 @@ class Adapter:
         kind = type(self)
         if not (name.startswith("_") or hasattr(kind, name) or name in _declared(kind)):
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r} to set; a subclass declares its "
-                "own on the class."
+                f"{kind.__name__} has no attribute {name!r} to set; a subclass declares its own on "
+                "the class."
             )
         super().__setattr__(name, value)
 

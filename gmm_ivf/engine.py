@@ -170,14 +170,17 @@ class Engine:
         self.mended += mended
         return components
 
-    def mend(self, covariance_type: str, reg_covar: float) -> bool:
-        """From now on mend covariances that rounding made indefinite; whether that is a change.
+    def can_mend(self, covariance_type: str, reg_covar: float) -> bool:
+        """Whether covariances that are indefinite may be so by rounding, see `mended_m_step`.
 
         Not in fp64 or without a ridge, where they are what scikit-learn refuses as well.
         """
-        can = covariance_type in ("tied", "full") and self.mode != "fp64" and reg_covar > 0
-        changed = can and not self._mending
-        self._mending |= can
+        return covariance_type in ("tied", "full") and self.mode != "fp64" and reg_covar > 0
+
+    def mend(self, covariance_type: str, reg_covar: float) -> bool:
+        """From now on mend such covariances; whether that is a change."""
+        changed = not self._mending and self.can_mend(covariance_type, reg_covar)
+        self._mending |= changed
         return changed
 
     def widen(self) -> bool:

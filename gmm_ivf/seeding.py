@@ -78,16 +78,15 @@ def _of_random(
     engine: Engine, reference: Components, reg_covar: float, rng: np.random.RandomState
 ) -> Components:
     """M-step of random responsibilities; in a more precise mode where sums were too coarse."""
-    while True:
-        stats = engine.e_step(reference, _Random(rng))
-        try:
-            return m_step(stats, reference, reg_covar)
-        except IllDefinedCovarianceError:
-            if engine.widen():
-                continue
-            if engine.mode == "fp64" or reg_covar == 0:
-                raise
-            return mended_m_step(stats, reference, reg_covar, engine.mode)[0]
+    stats = engine.e_step(reference, _Random(rng))
+    try:
+        return m_step(stats, reference, reg_covar)
+    except IllDefinedCovarianceError:
+        if engine.widen():
+            return _of_random(engine, reference, reg_covar, rng)
+        if not engine.can_mend(reference.covariance_type, reg_covar):
+            raise
+    return mended_m_step(stats, reference, reg_covar, engine.mode)[0]
 
 
 def _of_kmeans(

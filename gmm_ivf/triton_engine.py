@@ -92,12 +92,11 @@ class TritonEngine(Engine):
     def iterate(
         self, components: Components, count: int, reg_covar: float
     ) -> tuple[Components, Tensor]:
-        """See `Engine.iterate`; covariances are looked at after the last iteration only."""
-        if self._mending:
-            return self._with_mending(components, count, reg_covar)
+        """See `Engine.iterate`; without mending covariances are looked at after the last only."""
         loop = self._loop_from(components, reg_covar)
         self._reached = None
         totals = loop.run(count)
+        self.mended += loop.mended
         reached = loop.components()
         try:
             precisions_cholesky(reached.covariances, reached.covariance_type)
@@ -122,27 +121,19 @@ class TritonEngine(Engine):
             precisions_cholesky(reached.covariances, reached.covariance_type)
         return reached, torch.cat(totals)
 
-    def _with_mending(
-        self, components: Components, count: int, reg_covar: float
-    ) -> tuple[Components, Tensor]:
-        """Iterations that look at every covariance, by the kernels of `_once_more`."""
-        samples, loop = self._samples or self._staged(components), self._loop
-        if loop is None or not loop.mending or loop.samples is not samples:
-            self._loop = loop = Loop(samples, components, reg_covar, fused=False, mending=True)
-        elif components is not self._reached:
-            loop.restart(components)
-        before = loop.mended
-        totals = loop.run(count)
-        self.mended += loop.mended - before
-        self._reached = loop.components()
-        return self._reached, totals
-
     def _loop_from(self, components: Components, reg_covar: float) -> Loop:
         """The loop where it reached the components, else started from them."""
         samples = self._samples or self._staged(components)
         loop = self._loop
-        if loop is None or loop.samples is not samples or loop.reg_covar != reg_covar:
-            self._loop = loop = Loop(samples, components, reg_covar)
+        if (
+            loop is None
+            or loop.samples is not samples
+            or (loop.reg_covar, loop.mending) != (reg_covar, self._mending)
+        ):
+            # Covariances to mend may be as narrow as those of `_once_more`.
+            fused = False if self._mending else None
+            loop = Loop(samples, components, reg_covar, fused=fused, mending=self._mending)
+            self._loop = loop
         elif components is not self._reached:
             loop.restart(components)
         return loop

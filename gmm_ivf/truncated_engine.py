@@ -86,7 +86,7 @@ class TruncatedEngine(TritonEngine):
         if self.record.begin(components):
             self._restart()
         if self._rest or self._mending:
-            self._rest -= bool(self._rest)
+            self._rest = max(0, self._rest - 1)
             return self._exactly(components, count, reg_covar)
         if self._samples is None or self._samples is not self._sorted:
             self._enter(components)

@@ -53,7 +53,7 @@ class Loop:
         Sums of responsibilities that it found.
     mending : bool
     mended : int
-        Covariances mended so far.
+        Covariances mended in the last run.
     """
 
     counts: Tensor
@@ -100,7 +100,7 @@ class Loop:
 
     def run(self, count: int) -> Tensor:
         """So many iterations; the log-likelihood that each began with, (count,) float64."""
-        totals = self._reg_covar.new_empty(count)
+        totals, self.mended = self._reg_covar.new_empty(count), 0
         if self._captured and self._warm and self._graph is None:
             with torch.cuda.device(self.norm.device):
                 self._graph = capture(self._iterate)

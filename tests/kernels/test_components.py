@@ -151,7 +151,7 @@ def as_one(kind, matrix: torch.Tensor) -> tuple[Components, Statistics]:
 @pytest.mark.parametrize("kind", ["tied", "full"])
 @pytest.mark.parametrize("least", [-1e-3, -1e-7, 0.0, 1e-7, 1e-5, 1e-2])
 def test_eigenvalues_below_the_rounding_of_sums_are_raised_to_it(kind, mode, least):
-    """What is above it stays, bit for bit; the ridge is added after that."""
+    """What is above it stays; the ridge is added after that."""
     axes = torch.linalg.qr(torch.arange(9.0).view(3, 3).cos().double()).Q
     found = torch.tensor([1.0, 0.5, least]).double()
     c, stats = as_one(kind, (axes * found) @ axes.T)
